@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // How words of a recording's kernels follow the numbers of its step: a learning rate reaches
 // kernels as 1 - lr * decay. The arithmetic was noted while the step was captured, twice, with
-// other numbers each time; a launch does it again for the numbers of now. Ownership: values.
+// other numbers each time; a launch does it again for the numbers of now.
+//
+// Ownership: values.
 // Threads:   pure, and a program is immutable.
 // Failure:   kNotRecordable says in one clause why words cannot be followed; kProgramInvalid names
-// an
-//            entry that is made of a later one; see Outcome.
+//            an entry that is made of a later one; see Outcome.
 // Edges:     a program without words only tells whether the step goes the same way. Made for the
 //            Python package, and may change with any version.
 //

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from anabranch import _compat, config
@@ -35,7 +34,7 @@ from anabranch._record.launch.saved_blocks import (
     opened,
 )
 from anabranch._record.launches import Launches, applied
-from anabranch._record.memory.gpu import empty_cache, free_bytes, is_plentiful, other_allocator
+from anabranch._record.memory.gpu import free_bytes, give_back_memory, is_plentiful, other_allocator
 from anabranch._record.memory.shortage import Short, Shortage
 from anabranch._record.numbers.formulas import OtherWay, Unexplained
 from anabranch._record.numbers.step_numbers import StepNumbers
@@ -175,7 +174,7 @@ class Recorder:
                 spec.state = state
                 answer = self._record(key, spec, handed_over(leaves))
                 with self._behind_answer(spec):
-                    _give_back_memory()
+                    give_back_memory()
                 return answer
         return self.run(key, leaves, state, describe)  # another thread was first
 
@@ -352,7 +351,8 @@ class Recorder:
             with self._behind_answer(spec):
                 attempt.give_back()
                 self._judge(key, spec, attempt, made)
-            return _plain_answer(attempt, made, self._call_as_first(spec, attempt), leaves)
+            return attempt.fall_back(self._call_as_first(spec, attempt), leaves,
+                                     may_repeat=not isinstance(made, Apart))
         answer, recording = made
         with self._behind_answer(spec):
             self._keep(key, spec, attempt, recording, numbers)
@@ -431,7 +431,7 @@ class Recorder:
                 spec.plain_calls += 1
                 if not isinstance(made, (Short, Apart, Again)):
                     self._distrust(spec, made)
-                return _plain_answer(attempt, made, self._call_last, leaves)
+                return attempt.fall_back(self._call_last, leaves, not isinstance(made, Apart))
             attempt.close()
             spec.note_proven(words)
             if spec.on_host is not None:
@@ -598,16 +598,3 @@ def _made_by(attempt: Attempt) -> tuple[Any, StepRecording] | Exception:
         return attempt.record()
     except (NotRecordable, Untrusted, NativeError) as error:
         return without_frames(error)
-
-
-def _plain_answer(attempt: Attempt, why: Exception, call: Callable[[list[Any]], Any],
-                  leaves: list[Any]) -> Any:
-    return attempt.fall_back(call, leaves, may_repeat=not isinstance(why, Apart))
-
-
-def _give_back_memory() -> None:
-    """Gives back memory that plain runs and captures needed, once nothing holds it any more. It is
-    cached in pieces into most of which the arena of a launch would not fit."""
-    if torch.cuda.is_initialized():
-        _compat.clear_workspaces()
-        empty_cache()

@@ -70,6 +70,10 @@ def may_get_gradient(tensor: Tensor) -> bool:
                                or isinstance(tensor, nn.Parameter))
 
 
+def is_pinned(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_pinned()
+
+
 def is_wrapper(tensor: Tensor) -> bool:
     return hasattr(type(tensor), "__tensor_flatten__")
 

@@ -494,7 +494,7 @@ def test_a_step_that_is_compiled_runs_in_chunks_all_the_same(lanes):
 
 def test_a_recording_is_compared_from_the_state_that_the_step_has_met(lanes, monkeypatch):
     """Also in pinned memory, which the plain run has written by then."""
-    monkeypatch.setattr(state_module, "_is_pinned", host_memory.is_home)
+    monkeypatch.setattr(state_module, "is_pinned", host_memory.is_home)
     results = []
     for is_recorded in (False, True):
         parameters = make_parameters()[:4]

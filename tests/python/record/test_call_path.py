@@ -37,7 +37,7 @@ def training(monkeypatch, step_of):
     monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(recorder_module, "device_of", lambda leaves, tensors: None)
-    monkeypatch.setattr(recorder_module, "_give_back_memory", lambda: None)
+    monkeypatch.setattr(recorder_module, "give_back_memory", lambda: None)
 
     def record(recorder, key, spec, leaves):
         spec.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]

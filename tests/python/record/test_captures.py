@@ -176,7 +176,7 @@ def test_an_optimizers_pinned_state_is_put_back_before_any_call_has_shown_that_i
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(state_module, "_is_pinned", lambda tensor: tensor.dim() > 0)
+    monkeypatch.setattr(state_module, "is_pinned", lambda tensor: tensor.dim() > 0)
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([parameter])
 

@@ -187,7 +187,7 @@ def test_settings_of_torch_tell_signatures_apart(get, put, other):
 
 
 def test_what_is_in_pinned_memory_may_change_and_where_it_lies_may_not(monkeypatch):
-    monkeypatch.setattr(state_module, "_is_pinned", lambda tensor: tensor is not frozen)
+    monkeypatch.setattr(state_module, "is_pinned", lambda tensor: tensor is not frozen)
     frozen, pinned, written = torch.ones(2), torch.ones(2), torch.ones(2)
 
     def step():

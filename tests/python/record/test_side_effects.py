@@ -337,7 +337,7 @@ def launching(monkeypatch):
     monkeypatch.setattr(recorder, "device_of", lambda leaves, tensors: 0)
     monkeypatch.setattr(recorder, "capture_stream", lambda device: None)
     monkeypatch.setattr(specialization, "_check_argument", lambda index, leaf, device: None)
-    monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
+    monkeypatch.setattr(recorder, "give_back_memory", lambda: None)
     monkeypatch.setattr(recorder, "is_plentiful", lambda device, used: False)
     monkeypatch.setattr(attempt_module, "free_bytes", lambda device: 0)
     monkeypatch.setattr(attempt_module, "slack_bytes", lambda device: 0)

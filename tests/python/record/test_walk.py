@@ -34,7 +34,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(recorded_callable, "_has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(recorder_module, "device_of", lambda leaves, tensors: None)
-    monkeypatch.setattr(recorder_module, "_give_back_memory", lambda: None)
+    monkeypatch.setattr(recorder_module, "give_back_memory", lambda: None)
 
     def record(recorder, key, spec, leaves):
         known = spec.state.tensors()

@@ -148,7 +148,7 @@ class StandIn:
         monkeypatch.setattr(recorder.Recorder, "_check_answer",
                             lambda self, spec, answer, device: None)
         monkeypatch.setattr(recorder, "capture_stream", lambda device: None)
-        monkeypatch.setattr(recorder, "_give_back_memory", lambda: None)
+        monkeypatch.setattr(recorder, "give_back_memory", lambda: None)
         monkeypatch.setattr(trial, "_SMALL_BYTES", 0)
         for module in (trial, values):
             monkeypatch.setattr(module, "grantable_bytes", lambda *asked: self.granted)

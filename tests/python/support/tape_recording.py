@@ -497,7 +497,7 @@ class OnTape:
         put(garbage, _count_anew=lambda: None)
         put(recorded_callable, _has_gpu=lambda: True)
         put(recorder, device_of=lambda leaves, tensors: 0, capture_stream=lambda device: STREAM,
-            _give_back_memory=lambda: None)
+            give_back_memory=lambda: None)
         put(kept_calls, noted_sizes=lambda device: nothing(list))
         check = specialization._check_argument
         put(specialization, _check_argument=lambda index, leaf, device: check(

@@ -15,7 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from anabranch._record.refusals import Cause, NotRecordable
-from anabranch._record.state.state import State
+from anabranch._record.state.number_places import hyperparameters_of
 
 
 class SteppedByHand:
@@ -29,7 +29,7 @@ class SteppedByHand:
                             if isinstance(one, (LRScheduler, ReduceLROnPlateau))]
 
     def _numbers_now(self) -> list[tuple[Any, ...]]:
-        return list(map(State.hyperparameters, self._optimizers))
+        return list(map(hyperparameters_of, self._optimizers))
 
     def check(self) -> None:
         """Raises NotRecordable where one is another now."""

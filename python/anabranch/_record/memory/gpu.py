@@ -105,6 +105,14 @@ def empty_cache() -> None:
     torch.cuda.empty_cache()
 
 
+def give_back_memory() -> None:
+    """What plain runs and captures needed, once nothing holds it any more. It is cached in pieces
+    into most of which the arena of a launch would not fit."""
+    if torch.cuda.is_initialized():
+        _compat.clear_workspaces()
+        empty_cache()
+
+
 @contextlib.contextmanager
 def no_limit(device: int) -> Iterator[None]:
     """Without the user's limit, where addresses are allocated that own no memory."""

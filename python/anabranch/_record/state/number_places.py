@@ -10,8 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from anabranch._record.picker import picker
 from anabranch._record.state.paths import Path
@@ -106,3 +109,20 @@ def hyperparameter_items(name: Hyperparameter, value: Any) -> list[tuple[Hyperpa
 
 def _sorted(places: Iterable[_T]) -> tuple[_T, ...]:
     return tuple(sorted(set(places), key=repr))
+
+
+def hyperparameters_of(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+    """Those that are no tensors; kernels read the value of a tensor themselves."""
+    return tuple([
+        tuple([value if not isinstance(value, Tensor) else None
+               for key, value in group.items() if key != "params"])
+        for group in optimizer.param_groups
+    ])
+
+
+def told_of_hyperparameter(name: Hyperparameter, value: Any,
+                           followed: Collection[Hyperparameter]) -> Any:
+    """What a guard has for a hyperparameter, some of which are followed."""
+    told = tuple([FOLLOWED if type(item) is float and one in followed else item
+                  for one, item in hyperparameter_items(name, value)])
+    return told if type(value) is tuple else told[0]

@@ -34,7 +34,7 @@ from anabranch._record.state.number_places import (
     Hyperparameter,
     NumberPlaces,
     TupleItems,
-    hyperparameter_items,
+    told_of_hyperparameter,
 )
 from anabranch._record.state.optimizer_checks import add_groups
 from anabranch._record.state.paths import (
@@ -51,6 +51,7 @@ from anabranch._record.state.read_set import NOTHING_READ, ReadSet
 from anabranch._record.state.walk import Walk
 from anabranch._record.tensors import (
     inner_tensors,
+    is_pinned,
     is_wrapper,
     may_be_parameter,
     may_get_gradient,
@@ -207,7 +208,7 @@ class State:
             self._add_places(len(self.places) - 1, more)
             if self._base is not None:
                 self.beside[place.path] = place
-        elif tensor.device.type == "cpu" and _is_pinned(tensor):
+        elif tensor.device.type == "cpu" and is_pinned(tensor):
             self.pinned.append(place)
         elif tensor.device.type == "cpu" and counts:
             self.counters.append(tensor)
@@ -419,7 +420,7 @@ class State:
         """Without the values of followed numbers; what stands in the places of those that are no
         hyperparameters comes behind."""
         followed = set(self.followed.hyperparameters)
-        told = [_told(name, value, followed) for name, value in
+        told = [told_of_hyperparameter(name, value, followed) for name, value in
                 zip(self.hyperparameter_names(), hyperparameters, strict=True)]
         for path in self.followed.paths:
             holder, key = self._followed_at.get(path, ((None,), 0))
@@ -569,15 +570,6 @@ class State:
         """Of those that the step itself changes, as they are now; None where one is gone."""
         return self._changing.now()
 
-    @staticmethod
-    def hyperparameters(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-        """Those that are no tensors; kernels read the value of a tensor themselves."""
-        return tuple([
-            tuple([value if not isinstance(value, Tensor) else None
-                   for key, value in group.items() if key != "params"])
-            for group in optimizer.param_groups
-        ])
-
 
 def standing(places: Iterable[Place]) -> list[Tensor]:
     """The tensors that stand at these places now."""
@@ -592,13 +584,6 @@ def _concerns_gradients(parameter: Tensor) -> bool:
     return parameter.requires_grad or parameter.grad is not None
 
 
-def _told(name: Hyperparameter, value: Any, followed: Collection[Hyperparameter]) -> Any:
-    """What a guard has for a hyperparameter, some of which are followed."""
-    told = tuple([FOLLOWED if type(item) is float and one in followed else item
-                  for one, item in hyperparameter_items(name, value)])
-    return told if type(value) is tuple else told[0]
-
-
 def _others(arguments: Sequence[Any], base: State) -> list[Any]:
     """The arguments, with None in place of those that the base has."""
     return [None if known is argument else argument
@@ -607,10 +592,6 @@ def _others(arguments: Sequence[Any], base: State) -> list[Any]:
 
 def _are_same(some: Collection[Any], others: Collection[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def _is_pinned(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.is_pinned()
 
 
 NO_STATE = State()  # of a step that uses nothing besides its arguments
