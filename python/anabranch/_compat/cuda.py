@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import gc
 import itertools
@@ -137,9 +138,20 @@ class PoolHistory(NamedTuple):
     """What happened in torch's allocator for a while."""
 
     events: list[Event]  # in order of time
-    segments: dict[tuple[int, int], set[int]]  # where those of each pool begin
+    segments: dict[tuple[int, int], dict[int, int]]  # of each pool, bytes by address
     alive: list[tuple[int, int, tuple[int, int]]]  # (address, bytes, pool) of all that is allocated
     is_mapped: bool  # memory of no pool of its own is mapped ("expandable segments")
+
+    def events_in(self, pool: tuple[int, int]) -> list[Event]:
+        """Those in segments that a pool has now."""
+        segments = self.segments.get(pool, {})
+        begins = sorted(segments)
+
+        def is_inside(address: int) -> bool:
+            before = bisect.bisect_right(begins, address)
+            return before > 0 and address < begins[before - 1] + segments[begins[before - 1]]
+
+        return [event for event in self.events if is_inside(event.address)]
 
 
 @contextlib.contextmanager
@@ -157,9 +169,10 @@ def memory_history(device: int) -> Iterator[Callable[[], PoolHistory]]:
         if last and last[0] not in trace:
             raise RuntimeError("the recorded memory history is too short; raise its max_entries")
         begin = len(trace) - trace[::-1].index(last[0]) if last else 0
-        pools: dict[tuple[int, int], set[int]] = {}
+        pools: dict[tuple[int, int], dict[int, int]] = {}
         for segment in segments:
-            pools.setdefault(tuple(segment["segment_pool_id"]), set()).add(segment["address"])
+            of_pool = pools.setdefault(tuple(segment["segment_pool_id"]), {})
+            of_pool[segment["address"]] = segment["total_size"]
         alive = [(block["address"], block["requested_size"], tuple(segment["segment_pool_id"]))
                  for segment in segments for block in segment["blocks"]
                  if block["state"] == "active_allocated"]

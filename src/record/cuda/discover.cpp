@@ -167,6 +167,11 @@ Result<Discovery> discover(const Driver& driver, const Capture& first, const Cap
   KernelLayouts layouts;
   layouts.add(images->first, *found);
   const bool of_second = second.notes != nullptr;
+  if ((of_second || first.notes) && !units->tells_by_address(of_second)) {
+    return Status(StatusCode::kCapturesDiffer,
+                  "record: notes are of a capture that uses memory again where the other one does "
+                  "not. Note the other one.");
+  }
   auto accesses = of_second ? find_and_check_accesses(images->second, second, true, *units, *found)
                             : find_and_check_accesses(images->first, first, false, *units, *found);
   if (!accesses.ok()) return accesses.error();

@@ -41,9 +41,8 @@ def trace_of(step: Step, captured: Captured,
              history: _compat.PoolHistory) -> list[tuple[int, int]]:
     """What a capture has allocated, (address, bytes), in order of time. What is ahead of the step
     has its addresses, and not its sizes."""
-    segments = history.segments.get(captured.pool_id, ())
-    found = [(event.address, event.bytes) for event in history.events
-             if event.address in segments and not event.is_freed]
+    found = [(event.address, event.bytes) for event in history.events_in(captured.pool_id)
+             if not event.is_freed]
     ahead = len(step.ahead)
     return [*((address, 1) for address, _ in found[:ahead]), *found[ahead:]]
 
@@ -61,16 +60,14 @@ def match(step: Step, given_at: Sequence[Sequence[int]],
     first, second = traces
     if len(first) != len(second):
         raise OtherGraph(f"two captures of it allocate {len(first)} times and {len(second)}")
-    partner: dict[int, int] = {}
-    for i, ((address, size), (other, other_size)) in enumerate(zip(first, second, strict=True)):
+    for i, ((_, size), (_, other_size)) in enumerate(zip(first, second, strict=True)):
         if size != other_size:
             raise OtherGraph(
                 f"allocation {i} has {size} bytes in one capture and {other_size} in another")
-        if partner.setdefault(address, other) != other:
-            raise OtherGraph(f"allocation {i} takes memory used before in one capture only")
     given = [Block(a, b, unit.size_bytes, True)
              for a, b, unit in zip(*given_at, step.units, strict=True)]
-    return [*given, *(Block(address, partner[address], size, False) for address, size in first)]
+    return [*given, *(Block(address, other, size, False)
+                      for (address, size), (other, _) in zip(first, second, strict=True))]
 
 
 def describe(step: Step, captured: Captured, blocks: Sequence[Block], *, second: bool) -> None:

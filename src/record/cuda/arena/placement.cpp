@@ -10,13 +10,7 @@
 namespace anabranch::cuda {
 namespace {
 
-std::uint64_t alignment_of(std::uint64_t address) {
-  return std::min(address & (~address + 1), kPartAlignment);
-}
-
-std::uint64_t alignment_of(const Unit& unit) {
-  return std::min(alignment_of(unit.first_address), alignment_of(unit.second_address));
-}
+std::uint64_t alignment_of(const Unit& unit) { return std::min(unit.alignment, kPartAlignment); }
 
 std::vector<CudaSlot> with_room(std::span<const CudaSlot> slots, std::span<const Unit> units,
                                 std::span<const Loan> loans) {

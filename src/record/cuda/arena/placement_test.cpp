@@ -18,18 +18,18 @@ using enum UnitKind;
 constexpr std::uint64_t kBytes = 4096;
 
 // Units of one size, of which each allocation names one.
-NodeAccesses accesses_of(std::vector<std::uint32_t> unit_of, std::uint64_t address = kBytes) {
+NodeAccesses accesses_of(std::vector<std::uint32_t> unit_of, std::uint64_t alignment = kBytes) {
   NodeAccesses accesses;
   for (const std::uint32_t unit : unit_of) {
-    if (unit == accesses.units.size()) accesses.units.push_back({address, address, kBytes});
+    if (unit == accesses.units.size()) accesses.units.push_back({0, alignment, kBytes});
   }
   accesses.unit_of = std::move(unit_of);
   return accesses;
 }
 
 std::vector<UnitKind> kinds_of(std::vector<std::uint32_t> unit_of, std::vector<UnitKind> kinds,
-                               std::uint64_t address = kBytes) {
-  return kinds_of_units(accesses_of(std::move(unit_of), address), kinds);
+                               std::uint64_t alignment = kBytes) {
+  return kinds_of_units(accesses_of(std::move(unit_of), alignment), kinds);
 }
 
 TEST(Placement, AUnitIsGivenIfAnyOfItsAllocationsWasAndElseFreshIfOneWas) {
@@ -45,7 +45,7 @@ TEST(Placement, FreshMemoryThatPromisesLessAlignmentThanTheArenaLendsNothing) {
 }
 
 TEST(Placement, SlotsAreTheGivenUnitsThatANodeNames) {
-  const NodeAccesses accesses = accesses_of({0, 1, 2, 2}, 0x10100);
+  const NodeAccesses accesses = accesses_of({0, 1, 2, 2}, 256);
   const std::vector<UnitKind> kinds{kGiven, kGiven, kFresh};
   const std::vector<Site> sites{{0, Operand::kParam, 0, 2}, {0, Operand::kParam, 8, 0}};
   const auto slots = find_slots(accesses.units, accesses.unit_of, kinds, sites);

@@ -36,7 +36,7 @@ Bytes bytes_of_fill(const Site& site, const CuMemsetNodeParams& fill) {
 
 // What notes say of the nodes of one mark.
 struct Noted {
-  std::map<std::uint64_t, bool> writes;  // by the address of an allocation
+  std::map<std::uint64_t, bool> writes;  // by the address of a unit
   std::size_t written = 0;               // how many of those
 };
 
@@ -51,7 +51,7 @@ std::vector<Noted> noted_by_mark(const UnitTable& units, bool of_second, const N
       const auto hit =
           of_second ? units.find_in_second(use.address) : units.find_in_first(use.address);
       if (hit.unit == UnitTable::kNone) continue;
-      noted[work.mark].writes[units.units()[hit.unit].first_address] |= use.writes;
+      noted[work.mark].writes[units.units()[hit.unit].address] |= use.writes;
     }
   }
   for (Noted& work : noted) {
@@ -63,7 +63,7 @@ std::vector<Noted> noted_by_mark(const UnitTable& units, bool of_second, const N
 
 // Work without any effect is not queued: where it may write in one place only, it does.
 CapturedUse use_of_kernel(const Site& site, const Unit& unit, const Noted& noted) {
-  const auto use = noted.writes.find(unit.first_address);
+  const auto use = noted.writes.find(unit.address);
   if (use == noted.writes.end()) return {site.node, site.unit, true, Extent::kUnknown};
   const bool is_certain = !use->second || noted.written == 1;
   return {site.node, site.unit, use->second, is_certain ? Extent::kSome : Extent::kMaybe};

@@ -91,13 +91,10 @@ std::uint32_t order_of(std::uint32_t work, const CaptureWork& about) {
 // Allocations, and pieces of scratch behind them, joined to those that cannot be told from them.
 class TenantFinder {
  public:
-  TenantFinder(std::span<const CaptureAllocation> allocations, const UnitTable& units,
-               bool of_second)
+  TenantFinder(std::span<const CaptureAllocation> allocations, const UnitTable& units)
       : allocations_(allocations), units_(units), made_(units.units().size()) {
     for (std::uint32_t i = 0; i < allocations.size(); ++i) {
-      const std::uint64_t at = allocations[i].address;
-      unit_of_.push_back((of_second ? units.find_in_second(at) : units.find_in_first(at)).unit);
-      made_[unit_of_[i]].push_back(i);
+      made_[units.unit_of()[i]].push_back(i);
       add_element(i);
     }
   }
@@ -139,7 +136,7 @@ class TenantFinder {
       const std::uint32_t top = root(i), allocation = allocation_of_[i];
       if (numbers[top] == kNone) {
         numbers[top] = static_cast<std::uint32_t>(made.units.size());
-        made.units.push_back(units_.units()[unit_of_[allocation]]);
+        made.units.push_back(units_.units()[units_.unit_of()[allocation]]);
         made.units.back().bytes = 0;
       }
       numbers[i] = numbers[top];
@@ -172,7 +169,6 @@ class TenantFinder {
   const std::span<const CaptureAllocation> allocations_;
   const UnitTable& units_;
   std::vector<std::vector<std::uint32_t>> made_;  // by unit: its allocations, in order of time
-  std::vector<std::uint32_t> unit_of_;            // by allocation
   std::vector<std::uint32_t> parents_;            // by element
   std::vector<std::uint32_t> allocation_of_;      // by element
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> scratch_;
@@ -240,7 +236,7 @@ class SiteReader {
 NodeAccesses find_accesses(std::span<const CaptureAllocation> allocations, const UnitTable& units,
                            bool of_second, const Notes* notes, const GraphImage& image,
                            std::vector<FoundSite> found) {
-  TenantFinder tenants(allocations, units, of_second);
+  TenantFinder tenants(allocations, units);
   const auto count = static_cast<std::uint32_t>(allocations.size());
   std::vector<NodeTime> times(image.nodes.size(), NodeTime{0, count});
   std::vector<std::optional<WorkUses>> uses;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <unordered_map>
 
 namespace anabranch::cuda {
@@ -17,41 +16,21 @@ Status differs(const std::string& how) {
                             how));
 }
 
-template <std::uint64_t Unit::*kAddress>
-UnitTable::Hit find_in(std::span<const Unit> units, std::span<const std::uint32_t> sorted,
-                       std::uint64_t address) {
-  const auto after = std::upper_bound(
-      sorted.begin(), sorted.end(), address,
-      [&](std::uint64_t value, std::uint32_t unit) { return value < units[unit].*kAddress; });
-  if (after == sorted.begin()) return {UnitTable::kNone, 0};
-  const std::uint32_t unit = *std::prev(after);
-  const std::uint64_t offset = address - units[unit].*kAddress;
-  return offset <= units[unit].bytes ? UnitTable::Hit{unit, offset}
-                                     : UnitTable::Hit{UnitTable::kNone, 0};
+// Whether tenants of different addresses keep a gap, however often an address is used again.
+bool have_gaps(std::span<const CaptureAllocation> allocations) {
+  std::vector<CaptureAllocation> sorted(allocations.begin(), allocations.end());
+  std::ranges::sort(sorted, {}, &CaptureAllocation::address);
+  std::uint64_t begin = 0, end = 0;
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    const auto& [address, bytes] = sorted[i];
+    if (i != 0 && address != begin && address <= end) return false;
+    begin = address;
+    end = std::max(end, address + bytes);
+  }
+  return true;
 }
 
-// Whether there is a gap between each and the next, so that an end pointer of one is no address of
-// the other. Refused where they overlap, and without a gap where there `has_to_be` one.
-template <std::uint64_t Unit::*kAddress>
-Result<bool> sort_units(std::span<const Unit> units, bool has_to_be,
-                        std::vector<std::uint32_t>& sorted) {
-  sorted.resize(units.size());
-  std::iota(sorted.begin(), sorted.end(), 0u);
-  std::sort(sorted.begin(), sorted.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return units[a].*kAddress < units[b].*kAddress;
-  });
-  bool are_apart = true;
-  for (std::size_t i = 1; i < sorted.size(); ++i) {
-    const Unit &low = units[sorted[i - 1]], &high = units[sorted[i]];
-    const std::uint64_t end = low.*kAddress + low.bytes;
-    are_apart &= end < high.*kAddress;
-    if (end > high.*kAddress || (has_to_be && !are_apart)) {
-      return differs(fmt::format("units of {} bytes at {:#x} and {} at {:#x} touch", low.bytes,
-                                 low.*kAddress, high.bytes, high.*kAddress));
-    }
-  }
-  return are_apart;
-}
+std::uint64_t alignment_of(std::uint64_t address) { return address & (~address + 1); }
 
 }  // namespace
 
@@ -61,49 +40,59 @@ Result<UnitTable> UnitTable::make(std::span<const CaptureAllocation> first,
     return differs(fmt::format("{} times and {}", first.size(), second.size()));
   }
   UnitTable table;
-  std::unordered_map<std::uint64_t, std::uint32_t> unit_of_first, unit_of_second;
+  table.telling_ = have_gaps(first) ? 0 : 1;
+  const auto telling = table.telling_ == 0 ? first : second;
+  std::unordered_map<std::uint64_t, std::uint32_t> unit_at;
   for (std::size_t i = 0; i < first.size(); ++i) {
     const auto &a = first[i], &b = second[i];
     if (a.bytes != b.bytes) {
       return differs(fmt::format("allocation {} has {} bytes and {}", i, a.bytes, b.bytes));
     }
+    const std::uint64_t address = telling[i].address,
+                        alignment = alignment_of(a.address | b.address);
     const auto number = static_cast<std::uint32_t>(table.units_.size());
-    const auto [at_first, new_first] = unit_of_first.try_emplace(a.address, number);
-    const auto [at_second, new_second] = unit_of_second.try_emplace(b.address, number);
-    if (at_first->second != at_second->second) {
-      return differs(fmt::format("allocation {} takes memory used before in one only", i));
-    }
-    if (new_first) table.units_.push_back({a.address, b.address, 0});
-    Unit& unit = table.units_[at_first->second];
+    const auto [at, is_new] = unit_at.try_emplace(address, number);
+    if (is_new) table.units_.push_back({address, alignment, 0});
+    Unit& unit = table.units_[at->second];
     unit.bytes = std::max(unit.bytes, a.bytes);
+    unit.alignment = std::min(unit.alignment, alignment);
+    table.unit_of_.push_back(at->second);
+    table.places_[0].push_back({a.address, at->second});
+    table.places_[1].push_back({b.address, at->second});
   }
-  if (Status sorted = table.sort(); !sorted.ok()) return sorted;
+  for (const int capture : {0, 1}) {
+    auto& places = table.places_[capture];
+    std::ranges::sort(places);
+    places.erase(std::unique(places.begin(), places.end()), places.end());
+    table.tells_[capture] = places.size() == table.units_.size() && table.are_apart(capture, 0);
+  }
+  if (!table.are_apart(table.telling_, 1)) {
+    return differs("memory that is given or allocated touches other such memory in both");
+  }
   return table;
 }
 
-Status UnitTable::sort() {
-  const auto first = sort_units<&Unit::first_address>(units_, false, by_first_);
-  if (!first.ok()) return first.error();
-  are_apart_in_first_ = *first;
-  const auto second = sort_units<&Unit::second_address>(units_, !*first, by_second_);
-  return second.ok() ? Status() : second.error();
+// Whether each place ends so many bytes before the next, at least.
+bool UnitTable::are_apart(int capture, std::uint64_t gap) const {
+  const auto& places = places_[capture];
+  return std::adjacent_find(places.begin(), places.end(), [&](const Place& low, const Place& high) {
+           return low.address + units_[low.unit].bytes + gap > high.address;
+         }) == places.end();
+}
+
+UnitTable::Hit UnitTable::find_in(int capture, std::uint64_t address) const {
+  const auto after = std::ranges::upper_bound(places_[capture], address, {}, &Place::address);
+  if (after == places_[capture].begin()) return {kNone, 0};
+  const Place& place = *std::prev(after);
+  const std::uint64_t offset = address - place.address;
+  return offset <= units_[place.unit].bytes ? Hit{place.unit, offset} : Hit{kNone, 0};
 }
 
 UnitTable::Hit UnitTable::find(std::uint64_t first, std::uint64_t second) const {
-  const Hit hit = are_apart_in_first_ ? find_in_first(first) : find_in_second(second);
+  const Hit hit = find_in(telling_, telling_ == 0 ? first : second);
   if (hit.unit == kNone) return hit;
-  const Unit& unit = units_[hit.unit];
-  const bool is_one =
-      unit.first_address + hit.offset == first && unit.second_address + hit.offset == second;
-  return is_one ? hit : Hit{kNone, 0};
-}
-
-UnitTable::Hit UnitTable::find_in_first(std::uint64_t address) const {
-  return find_in<&Unit::first_address>(units_, by_first_, address);
-}
-
-UnitTable::Hit UnitTable::find_in_second(std::uint64_t address) const {
-  return find_in<&Unit::second_address>(units_, by_second_, address);
+  const Place other{(telling_ == 0 ? second : first) - hit.offset, hit.unit};
+  return std::ranges::binary_search(places_[1 - telling_], other) ? hit : Hit{kNone, 0};
 }
 
 }  // namespace anabranch::cuda

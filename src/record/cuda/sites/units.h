@@ -7,9 +7,11 @@
 //
 // The capture's allocator may give one address to several tensors, one after the other. All of them
 // are one unit, as large as the largest, since a kernel's word says the address and not the tenant:
-// smaller units would overflow.
+// smaller units would overflow. The two captures may use memory again in different ways. The one in
+// which units have gaps between them says what is one unit; in the other its tenants lie anywhere.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,8 +25,8 @@ namespace anabranch::cuda {
 inline constexpr std::uint64_t kUnitAlignment = 512;
 
 struct Unit {
-  std::uint64_t first_address = 0;   // in the first capture
-  std::uint64_t second_address = 0;  // in the second
+  std::uint64_t address = 0;    // in the capture that tells units apart
+  std::uint64_t alignment = 1;  // that all its addresses have, in both
   std::uint64_t bytes = 0;
 };
 
@@ -37,6 +39,7 @@ class UnitTable {
                                 std::span<const CaptureAllocation> second);
 
   std::span<const Unit> units() const { return units_; }
+  std::span<const std::uint32_t> unit_of() const { return unit_of_; }  // by allocation
 
   struct Hit {
     std::uint32_t unit = 0;
@@ -44,18 +47,29 @@ class UnitTable {
   };
   static constexpr std::uint32_t kNone = ~0u;
   // `unit` is kNone where the address lies in none. Where units touch, an end pointer of one is
-  // taken for an address of the next.
-  Hit find_in_first(std::uint64_t address) const;
-  Hit find_in_second(std::uint64_t address) const;
+  // taken for an address of the next. In a capture that tells units by address alone.
+  Hit find_in_first(std::uint64_t address) const { return find_in(0, address); }
+  Hit find_in_second(std::uint64_t address) const { return find_in(1, address); }
   // The place that an address of the first and one of the second mean; kNone where they mean two.
   Hit find(std::uint64_t first, std::uint64_t second) const;
+  // Whether each unit has one address there, and shares no byte with another.
+  bool tells_by_address(bool in_second) const { return tells_[in_second]; }
 
  private:
-  Status sort();
-  bool are_apart_in_first_ = true;
+  struct Place {
+    std::uint64_t address = 0;
+    std::uint32_t unit = 0;
+    auto operator<=>(const Place&) const = default;
+  };
+  UnitTable() = default;
+  Hit find_in(int capture, std::uint64_t address) const;
+  bool are_apart(int capture, std::uint64_t gap) const;
+
   std::vector<Unit> units_;
-  std::vector<std::uint32_t> by_first_;
-  std::vector<std::uint32_t> by_second_;
+  std::vector<std::uint32_t> unit_of_;
+  std::array<std::vector<Place>, 2> places_;  // by capture, sorted, each once
+  std::array<bool, 2> tells_{};
+  int telling_ = 0;  // the capture whose addresses say what is one unit
 };
 
 }  // namespace anabranch::cuda
