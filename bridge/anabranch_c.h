@@ -352,7 +352,7 @@ ANABRANCH_C const char* anabranch_capture_device_why_tensor_maps_are_opaque(
     const AnabranchCaptureDevice*);
 /* Takes all nodes out of a CUgraph. */
 ANABRANCH_C int32_t anabranch_capture_clear(const AnabranchCaptureDevice*, void* graph);
-/* `is_kept`: anabranch_capture_memory_give_own() may be called. */
+/* `is_kept`: allocations get memory of their own, so that the graph may be launched as it is. */
 ANABRANCH_C AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice*,
                                                                  int32_t is_kept);
 ANABRANCH_C void anabranch_capture_memory_free(AnabranchCaptureMemory*);
@@ -364,7 +364,7 @@ ANABRANCH_C uint64_t anabranch_capture_memory_allocate(AnabranchCaptureMemory*,
 /* What anabranch_capture_allocate() serves from now on; NULL: nothing. */
 ANABRANCH_C void anabranch_capture_memory_open(AnabranchCaptureMemory*);
 /* An allocator as torch.cuda.memory.CUDAPluggableAllocator wants one. Addresses are given back with
- * the capture memory and not before; memory of an allocation's own when that is released. */
+ * the capture memory and not before; an allocation's own memory when it is released. */
 ANABRANCH_C void* anabranch_capture_allocate(ptrdiff_t bytes, int device, void* stream);
 ANABRANCH_C void anabranch_capture_release(void* address, ptrdiff_t bytes, int device,
                                            void* stream);
@@ -401,14 +401,11 @@ typedef struct AnabranchCaptureRange {
   uint64_t begin;
   uint64_t size_bytes;
 } AnabranchCaptureRange;
-/* Behind a capture: gives the first bytes of allocations memory of their own, so that the graph may
- * be launched as it is. */
-ANABRANCH_C int32_t anabranch_capture_memory_give_own(AnabranchCaptureMemory*,
-                                                      const AnabranchCaptureRange* ranges,
-                                                      size_t count);
-/* Takes it away behind all that has been queued, until it is given anew. */
+/* Of a kept one: takes memory away from allocations, behind all that has been queued. */
 ANABRANCH_C void anabranch_capture_memory_take_own(AnabranchCaptureMemory*,
                                                    const uint64_t* addresses, size_t count);
+/* Gives memory to all from which it was taken. */
+ANABRANCH_C int32_t anabranch_capture_memory_give_own(AnabranchCaptureMemory*);
 /* Of a CUgraph, as soon as its capture has ended. The graph must be there until the step has been
  * discovered, that of the first capture until the last recording has been made of it. `staying` is
  * pinned memory whose bytes are not noted: see capture.h. */

@@ -15,7 +15,7 @@ namespace {
 // torch's allocators are functions without a context, so they serve what is open now.
 std::mutex open_mutex;
 AnabranchCaptureMemory* open_memory = nullptr;
-// That have given allocations memory of their own.
+// Whose allocations have memory of their own.
 std::vector<AnabranchCaptureMemory*> kept_memories;
 
 std::vector<ab::CaptureBlock> blocks_of(const AnabranchCaptureBlock* blocks, size_t count) {
@@ -109,9 +109,12 @@ int32_t anabranch_capture_checksums(const AnabranchCaptureDevice* device,
 
 AnabranchCaptureMemory* anabranch_capture_memory_new(const AnabranchCaptureDevice* device,
                                                      int32_t is_kept) {
+  const std::lock_guard lock(open_mutex);
   return ab::bridge::guard([&] {
-    return ab::bridge::handle_of<AnabranchCaptureMemory>(
+    auto* const made = ab::bridge::handle_of<AnabranchCaptureMemory>(
         ab::CaptureMemory::make(device->device, is_kept != 0));
+    if (made && is_kept) kept_memories.push_back(made);
+    return made;
   });
 }
 
@@ -122,14 +125,10 @@ void anabranch_capture_memory_free(AnabranchCaptureMemory* memory) {
   delete memory;
 }
 
-int32_t anabranch_capture_memory_give_own(AnabranchCaptureMemory* memory,
-                                          const AnabranchCaptureRange* ranges, size_t count) {
+int32_t anabranch_capture_memory_give_own(AnabranchCaptureMemory* memory) {
   const std::lock_guard lock(open_mutex);
   return ab::bridge::guard([&] {
-    if (std::ranges::find(kept_memories, memory) == kept_memories.end()) {
-      kept_memories.push_back(memory);
-    }
-    const ab::Status given = memory->memory.give_own(ranges_of(ranges, count));
+    const ab::Status given = memory->memory.give_own();
     return given.ok() ? 0 : ab::bridge::fail(given);
   });
 }
@@ -174,7 +173,7 @@ void* anabranch_capture_allocate(ptrdiff_t bytes, int, void*) {
 void anabranch_capture_release(void* address, ptrdiff_t, int, void*) {
   const std::lock_guard lock(open_mutex);
   const auto released = reinterpret_cast<uint64_t>(address);
-  for (AnabranchCaptureMemory* memory : kept_memories) memory->memory.take_own({&released, 1});
+  for (AnabranchCaptureMemory* memory : kept_memories) memory->memory.release(released);
 }
 
 AnabranchCaptureSnapshot* anabranch_capture_snapshot_new(const AnabranchCaptureDevice* device,

@@ -66,20 +66,21 @@ ANABRANCH_API Result<std::vector<CaptureChecksum>> make_checksums(
 // that runs on them reads and writes that one page.
 class CaptureMemory {
  public:
-  // `is_kept`: give_own() may be called.
+  // `is_kept`: allocations get memory of their own, so that the graph may be launched as it is.
   ANABRANCH_API static Result<CaptureMemory> make(const Device& device, bool is_kept = false);
   // To be called before each capture: the addresses of two captures that allocate alike then differ
   // in both halves, so that half an old address beside a number is taken for none.
   ANABRANCH_API void begin_capture();
   // Aligned to a granule of the driver (2 MiB). Also while a stream is captured.
   ANABRANCH_API Result<std::uint64_t> allocate(std::uint64_t size_bytes);
-  // Behind a capture: gives the first bytes of allocations, by their addresses, memory of their
-  // own, so that the graph may be launched as it is; as many each time. kOutOfMemory as the driver
-  // has it; the graph may not be launched then.
-  ANABRANCH_API Status give_own(std::span<const CaptureRange> ranges);
-  // Takes it away from those at these addresses, behind all that has been queued. Nothing may use
-  // them until they are given some anew; what has none is left.
+  // Of a kept one. Takes the memory away from allocations at these addresses, behind all that has
+  // been queued. Nothing may use them until they are given some; what has none is left.
   ANABRANCH_API void take_own(std::span<const std::uint64_t> addresses);
+  // Gives memory to all from which it was taken. kOutOfMemory as the driver has it; the graph may
+  // not be launched then.
+  ANABRANCH_API Status give_own();
+  // Takes an allocation's memory away for good.
+  ANABRANCH_API void release(std::uint64_t address);
 
  private:
   explicit CaptureMemory(std::shared_ptr<cuda::CaptureMemory> memory)

@@ -348,7 +348,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "capture_checksums": (c_int32, c_void_p, POINTER(CaptureRange), c_size_t, c_void_p,
                           POINTER(CaptureChecksum)),
     "capture_memory_new": (c_void_p, c_void_p, c_int32),
-    "capture_memory_give_own": (c_int32, c_void_p, POINTER(CaptureRange), c_size_t),
+    "capture_memory_give_own": (c_int32, c_void_p),
     "capture_memory_take_own": (None, c_void_p, POINTER(c_uint64), c_size_t),
     "capture_memory_free": (None, c_void_p),
     "capture_memory_begin_capture": (None, c_void_p),

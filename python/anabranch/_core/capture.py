@@ -101,7 +101,8 @@ def capture_device(ordinal: int) -> CaptureDevice:
 
 class CaptureMemory(Handle):
     """Fresh addresses over one page; whatever lies there must be gone before it is closed.
-    ``is_kept``: give_own() may be called."""
+    ``is_kept``: allocations get memory of their own, so that the graph may be launched as it is.
+    Each one's goes when torch gives it back."""
 
     _free = "capture_memory_free"
 
@@ -118,17 +119,16 @@ class CaptureMemory(Handle):
             raise last_error()
         return address
 
-    def give_own(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Behind a capture: gives the first bytes of allocations, (address, bytes), memory of their
-        own, so that the graph may be launched as it is. Each goes when torch gives the allocation
-        back."""
-        if core.capture_memory_give_own(self.handle, _ranges(ranges), len(ranges)) != 0:
-            raise last_error()
-
     def take_own(self, addresses: Sequence[int]) -> None:
-        """Takes it away from these, behind all that has been queued, until it is given anew."""
+        """Takes memory away from these allocations of a kept one, behind all that has been
+        queued."""
         core.capture_memory_take_own(
             self.handle, (c_uint64 * len(addresses))(*addresses), len(addresses))
+
+    def give_own(self) -> None:
+        """Gives memory to all from which it was taken."""
+        if core.capture_memory_give_own(self.handle) != 0:
+            raise last_error()
 
     def open(self) -> None:
         """Makes torch's allocations in a pool over anabranch_capture_allocate come from here."""

@@ -111,7 +111,6 @@ class Attempt:
         self._saved_from, self._look_farther = saved_from, look_farther
         self._recorded, self._earlier = recorded, earlier
         self._kept = spec.kept if recorded is None else None  # whose launches are its plain runs
-        self._kept_launches = self._kept.capture.launches if self._kept is not None else 0
         self._discovered: DiscoveredStep | None = None  # of one capture, where that is enough
         self._needs_two = False  # captures, whatever is known
         self._is_in_best = False  # order of earlier ones, so that one recording is made
@@ -175,7 +174,7 @@ class Attempt:
         try:
             # All objects of the process would be looked through several times, for what a try makes
             # by the thousand: 0.3 s each time. What it has made is (see Trial).
-            with no_collection(), self._as_kept():
+            with no_collection(), self._as_kept(meter):
                 if self._chosen.verify:
                     self._begin_trial(meter)
                 if self._trial is not None and self._kept is None:
@@ -188,7 +187,7 @@ class Attempt:
                 self._note_memory(meter)
 
     @contextlib.contextmanager
-    def _as_kept(self) -> Iterator[None]:
+    def _as_kept(self, meter: Meter) -> Iterator[None]:
         """The call before, where that was kept: launches of it stand for plain runs."""
         if self._kept is None:
             yield
@@ -199,17 +198,12 @@ class Attempt:
             self._effects.adopt(self._kept.mutations)
             if not self._kept.mutations:
                 self._step.call = self._call
-        with self._kept.capture.lent(self._step):
+        with self._kept.capture.lent(self._step, lambda: meter.note("a launch of the call before")):
             yield
 
     def _note(self, meter: Meter, phase: str) -> Peaks:
-        """A kept call has memory in phases alone in which it is launched."""
-        addresses = 0
-        if self._kept is not None:
-            capture, before = self._kept.capture, self._kept_launches
-            self._kept_launches = capture.launches
-            addresses = capture.addresses_bytes if capture.launches == before else 0
-        return meter.note(phase, addresses)
+        """A kept call has memory while it is launched alone."""
+        return meter.note(phase, self._kept.capture.addresses_bytes if self._kept else 0)
 
     def _note_memory(self, meter: Meter) -> None:
         trial = self._trial

@@ -117,12 +117,9 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t size_bytes) {
   return memory_->allocate(size_bytes);
 }
 
-Status CaptureMemory::give_own(std::span<const CaptureRange> ranges) {
-  for (const CaptureRange& range : ranges) {
-    if (Status given = memory_->give_own(range.begin, range.size_bytes); !given.ok()) return given;
-  }
-  return {};
-}
+Status CaptureMemory::give_own() { return memory_->give_own(); }
+
+void CaptureMemory::release(std::uint64_t address) { memory_->release(address); }
 
 void CaptureMemory::take_own(std::span<const std::uint64_t> addresses) {
   memory_->take_own(addresses);

@@ -222,7 +222,8 @@ class Memory:
     def __init__(self, device: Any, is_kept: bool = False) -> None:
         self._blocks: dict[int, Any] = {}
         self.begin_capture = self.open = self.shut = lambda: None
-        self.give_own = self.take_own = lambda ranges: None
+        self.give_own = lambda: None
+        self.take_own = lambda addresses: None
 
     def allocate(self, size_bytes: int) -> int:
         block = ctypes.create_string_buffer(size_bytes + _ALIGNMENT)
@@ -271,8 +272,10 @@ def memory_history(device: int) -> Any:
                  for storage in tape.before.values()}
         alive |= {(address, storage.nbytes(), pool) for pool, tape in tapes.items()
                   for address, storage in tape.storages.items() if is_held(storage)}
-        return _compat.PoolHistory(events, {pool: set(tape.storages) for pool, tape
-                                            in tapes.items()}, sorted(alive), False)
+        segments = {pool: {address: max(1, storage.nbytes())
+                           for address, storage in tape.storages.items()}
+                    for pool, tape in tapes.items()}
+        return _compat.PoolHistory(events, segments, sorted(alive), False)
 
     yield told
 
@@ -459,9 +462,10 @@ def as_on_a_gpu_alone() -> Any:
 
 class OnTape:
     """Everything of a GPU's that recordings ask for, from now on until ``monkeypatch`` undoes it.
-    ``captures`` and ``launches`` count."""
+    ``captures`` and ``launches`` count. Where memory ``is_plentiful``, the Python of a step runs once a
+    call."""
 
-    def __init__(self, monkeypatch: Any) -> None:
+    def __init__(self, monkeypatch: Any, is_plentiful: bool = True) -> None:
         def put(place: Any, **names: Any) -> None:
             for name, value in names.items():
                 monkeypatch.setattr(place, name, value, raising=False)
@@ -488,6 +492,10 @@ class OnTape:
         put(capture, StandIns=Filled, _noting=lambda *_: nothing())
         put(kept_call, capture_device=lambda device: None)
         put(untracked, _of_generator=lambda memory, step, device: set())
+        for module in (recorder, kept_calls):
+            put(module, is_plentiful=lambda device, used: is_plentiful)
+        put(recorder, on_capture_stream=lambda device: nothing())
+        put(trial, on_stream=lambda stream, device: nothing())
         put(attempt, capture_device=lambda device: None,
             make_rng_graph=lambda graph, device, stream: None)
         put(attempt.Attempt, _is_enough=lambda self, step: None)

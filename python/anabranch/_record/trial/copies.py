@@ -117,6 +117,11 @@ class Copies:
             if there is not batch.whole:
                 _Pairs((piece, part) for _, piece, part in batch.parts(there)).copy()
 
+    def put_some_back(self, tensors: Mapping[int, Tensor]) -> None:
+        """Those with these numbers alone, likewise."""
+        if tensors:
+            _Pairs((piece, ours) for _, piece, ours in self.pieces(tensors)).copy()
+
     def _back_into(self, tensors: Sequence[Tensor]) -> _Pairs:
         """All pieces and their copies on the GPU. Made once for the same tensors: to make them
         takes longer than to copy them."""

@@ -2,10 +2,10 @@
 """A capture that is the call: the step's Python runs once, over the step's own memory, and the
 graph is launched as it is.
 
-What the capture allocates gets memory of its own behind it, since nothing has run there before. The
-graph is kept until the next call is captured, at other addresses: both tell the recording, and this
-one, launched again, what the step does. So the next call is compared without running its Python
-twice. Between its launches there is memory only where somebody has a tensor.
+What the capture allocates is memory, and torch splits its blocks as in any graph. The graph is kept
+until the next call is captured, at other addresses: both tell the recording, and this one, launched
+again, what the step does. So the next call is compared without running its Python twice. Between
+its launches there is memory only where somebody has a tensor.
 
 Source: "A call may be its own capture" in docs/decisions.md. Threads: one capture at a time
 in a process. Failure: NotRecordable and NativeError; nothing has run on the GPU then, and what the
@@ -48,7 +48,6 @@ from anabranch._record.memory.shortage import phase
 from anabranch._record.refusals import ANOTHER_ANSWER, Again, Cause, NotRecordable
 from anabranch._record.tensors import Unit, bytes_of, is_wrapper, version_of
 
-_SEGMENT = 2 << 20  # what torch asks for is a multiple of that
 # By the pools that lie there: it goes behind these, whoever lets go of a capture. Callers may have
 # its answers for long.
 _memories: list[tuple[Any, CaptureMemory]] = []
@@ -59,46 +58,52 @@ class KeptCapture:
 
     def __init__(self, step: Step, captured: Captured, memory: CaptureMemory) -> None:
         self._captured, self._memory, self._device = captured, memory, step.device
-        self._units, self._given = step.units, bytes_of(step.tensors, step.units)
+        self._units = step.units
+        self._given: dict[int, Tensor] = {}  # bytes of those that it names, by number
         self._numbers = {tuple(unit.members): i for i, unit in enumerate(step.units)}
         self._arguments = step.arguments
         self._way: dict[str, Any] = {  # in which it was captured
             "ahead": step.ahead, "is_noted": step.is_noted, "has_constants": step.has_constants}
         self.trace: list[tuple[int, int]] = []  # what it has allocated, (address, bytes)
         self.peak_bytes = 0  # of that, at once
-        self.launches = 0
+        self._has_launched: Callable[[], object] = lambda: None
         self._live: list[Tensor] = []  # the bytes of what was there when it ended
+        self._idle: dict[int, int] = {}  # segments without any of that, bytes by address
 
     def note(self, step: Step, told: _compat.PoolHistory) -> None:
-        """What it has allocated."""
+        """What it has allocated, and what it names of what it was given: nothing of the rest, such
+        as gradients that it lets go of, has to be there again."""
         captured = self._captured
         self.trace = trace_of(step, captured, told)
-        segments = told.segments.get(captured.pool_id, ())
-        self.peak_bytes = peak_of(event for event in told.events if event.address in segments)
+        self.peak_bytes = peak_of(told.events_in(captured.pool_id))
         self._live = [bytes_at(address, size, step.device) for address, size, pool in told.alive
                       if pool == captured.pool_id]
+        live = units_at(self._live)
+        segments = [Unit(address, size, [])
+                    for address, size in told.segments.get(captured.pool_id, {}).items()]
+        self._idle = {unit.address: unit.size_bytes for unit in segments
+                      if not overlapping([unit], live)}
+        assert captured.snapshot is not None
+        by_address = sorted(range(len(self._units)), key=lambda i: self._units[i].address)
+        named = [by_address[place] for place, _ in captured.snapshot.mentions(
+            [(self._units[i].address, self._units[i].size_bytes) for i in by_address])]
+        units = [self._units[i] for i in named]
+        self._given = dict(zip(named, bytes_of(step.tensors, units), strict=True))
 
-    @contextlib.contextmanager
-    def launched(self) -> Iterator[None]:
-        """A launch on the current stream. What is read of its memory is read in here."""
-        most: dict[int, int] = {}
-        for address, size in self.trace:
-            most[address] = max(size, most.get(address, 0))
-        live = {one.data_ptr() for one in self._live}
-        self.launches += 1
+    def launch(self) -> None:
+        """On the current stream. What was there when the capture ended stays; the rest of its
+        memory is given back, once the launch has ended."""
         try:
             with phase("memory of a capture that is launched", self._device):
-                self._memory.give_own(sorted(most.items()))
+                self._memory.give_own()
             self._captured.graph.replay()
-            yield
         finally:
-            self._memory.take_own([address for address in most if address not in live])
+            self._memory.take_own([*self._idle])
 
     @property
     def addresses_bytes(self) -> int:
         """What torch counts as reserved for it between launches, and has no memory."""
-        held = sum(-(-one.numel() // _SEGMENT) * _SEGMENT for one in self._live)
-        return max(0, _compat.reserved_in_pools([self._captured.pool_id]) - held)
+        return sum(self._idle.values())
 
     def captured_alike(self, step: Step) -> Step:
         """The step, to be captured in the same way."""
@@ -114,32 +119,37 @@ class KeptCapture:
                  if number is not None]
         moved = [unit for mine, unit in pairs if mine.address != unit.address]
         return all(mine.size_bytes == unit.size_bytes for mine, unit in pairs) \
-            and not overlapping(moved, self._units)
+            and not overlapping(moved, [self._units[i] for i in self._given])
 
     def given_at(self, step: Step) -> list[int]:
         """Where its units lie, in the order of the step's."""
         return [self._units[self._numbers[tuple(unit.members)]].address for unit in step.units]
 
     def _moved(self, step: Step) -> list[tuple[Tensor, Tensor]]:
-        """The bytes of what lies elsewhere than it did when it was captured: ours first."""
-        ours = [self._given[self._numbers[tuple(unit.members)]] for unit in step.units]
-        return [(mine, theirs) for mine, theirs in
-                zip(ours, bytes_of(step.tensors, step.units), strict=True)
-                if mine.data_ptr() != theirs.data_ptr()]
+        """The bytes of what it names and lies elsewhere than it did: ours first."""
+        ours = [self._given.get(self._numbers[tuple(unit.members)]) for unit in step.units]
+        moved = [(mine, unit) for mine, unit in zip(ours, step.units, strict=True)
+                 if mine is not None and mine.data_ptr() != unit.address]
+        theirs = bytes_of(step.tensors, [unit for _, unit in moved])
+        return [(mine, there) for (mine, _), there in zip(moved, theirs, strict=True)]
 
     @contextlib.contextmanager
-    def lent(self, step: Step) -> Iterator[None]:
+    def lent(self, step: Step, has_launched: Callable[[], object]) -> Iterator[None]:
         """Around launches for the step: callers may have the call's arguments and answers still,
-        which are as before afterwards, all but what the step is given of them."""
+        which are as before afterwards, all but what the step is given of them. ``has_launched()``
+        is called behind each, before what it answers has memory."""
         torch.cuda.synchronize(self._device)
-        memory = [*self._live, *(mine for mine, _ in self._moved(step))]
+        live = units_at(self._live)
+        memory = [*(each for each, unit in zip(self._live, live, strict=True)
+                    if not lies_within(unit, step.units)),
+                  *(mine for mine, _ in self._moved(step))]
         with phase("copies of what a call has answered", self._device):
             before = [each.clone() for each in memory]
+        self._has_launched = has_launched
         try:
             yield
         finally:
-            live = [Unit(each.data_ptr(), each.numel(), []) for each in self._live]
-            given = bytes_of(step.tensors, overlapping(step.units, live))
+            given = bytes_of(step.tensors, overlapping(step.units, units_at(memory)))
             now = [each.clone() for each in given]
             for each, value in (*zip(memory, before, strict=True), *zip(given, now, strict=True)):
                 each.copy_(value)
@@ -150,15 +160,23 @@ class KeptCapture:
         moved = self._moved(step)
         for mine, theirs in moved:
             mine.copy_(theirs)
-        with self.launched():
-            for i, grad in self._captured.gradients.items():
-                step.parameters[i].grad = self._made(grad, step)
-            shape = self._captured.shape
-            assert shape is not None
-            answer = shape.unflatten([self._made(part, step) for part in self._captured.result])
+        self.launch()
+        self._has_launched()
+        for i, grad in self._captured.gradients.items():
+            step.parameters[i].grad = self._made(grad, step)
+        shape = self._captured.shape
+        assert shape is not None
+        answer = shape.unflatten([self._made(part, step) for part in self._captured.result])
         for mine, theirs in moved:  # which may lie in what has been answered
             theirs.copy_(mine)
         return answer
+
+    def overwritten(self, step: Step) -> set[int]:
+        """The numbers of the first tensors of what the step is given, does not use and launches
+        write: it lies where the call has answered."""
+        unused = [unit for unit in step.units
+                  if self._numbers[tuple(unit.members)] not in self._given]
+        return {unit.members[0][0] for unit in overlapping(unused, units_at(self._live))}
 
     @property
     def sets_gradients(self) -> bool:
@@ -192,7 +210,7 @@ class KeptCapture:
         """May be called again."""
         if self._captured.pool is None:
             return
-        self._live, self._given = [], []
+        self._live, self._given = [], {}
         self._captured.close()
         close_outlived()
 
@@ -220,7 +238,7 @@ def capture_call(step: Step, device: CaptureDevice,
         memory.begin_capture()
         captured = Captured(
             torch.cuda.CUDAGraph(keep_graph=True),
-            torch.cuda.MemPool(capture_allocator().allocator(), no_split=True),
+            torch.cuda.MemPool(capture_allocator().allocator()),
             [unit.address for unit in step.units], device=step.device)
         _memories.append((captured.pool_id, memory))
         try:
@@ -230,8 +248,7 @@ def capture_call(step: Step, device: CaptureDevice,
             kept = KeptCapture(step, captured, memory)
             kept.note(step, told)
             _describe(step, captured, kept.trace, repeated(answer))
-            with kept.launched():
-                pass
+            kept.launch()
         except BaseException:
             abandon_captures([captured])
             raise
@@ -243,7 +260,9 @@ def _captured(step: Step, captured: Captured, memory: CaptureMemory, device: Cap
     versions = list(map(version_of, owners))
     before = [parameter.grad for parameter in step.parameters]
     with memory_stays(step, owners):
-        answer = run_captured(step, list(step.leaves), captured, memory, device, has_marks=False)
+        # As many blocks ahead as the next capture has, and as small as can be: these are split.
+        answer = run_captured(dataclasses.replace(step, ahead=[1] * len(step.ahead)),
+                              list(step.leaves), captured, memory, device, has_marks=False)
     captured.owners = {id(tensor): i for i, tensor in enumerate(owners)}
     captured.gradients = {i: parameter.grad for i, (parameter, grad) in
                           enumerate(zip(step.parameters, before, strict=True))
@@ -312,6 +331,17 @@ def overlapping(units: Sequence[Unit], others: Sequence[Unit]) -> list[Unit]:
     return [unit for unit in units
             if bisect.bisect_left(begins, unit.address + unit.size_bytes)
             > bisect.bisect_right(ends, unit.address)]
+
+
+def units_at(memory: Sequence[Tensor]) -> list[Unit]:
+    return [Unit(each.data_ptr(), each.numel(), []) for each in memory]
+
+
+def lies_within(unit: Unit, others: Iterable[Unit]) -> bool:
+    """Whether one of others has all of it."""
+    return any(other.address <= unit.address
+               and unit.address + unit.size_bytes <= other.address + other.size_bytes
+               for other in others)
 
 
 def peak_of(events: Iterable[_compat.Event]) -> int:

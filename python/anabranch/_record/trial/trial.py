@@ -208,11 +208,21 @@ class Trial:
         before = generators_of_the_cpu()
         self._histories = Histories(self._step.tensors)
         with self._stream():
-            answer = self._kept.launch_for(self._step) if self._kept is not None \
-                else self._step.call(list(self._step.leaves))
+            answer = self._step.call(list(self._step.leaves)) if self._kept is None \
+                else self._launch_kept(self._kept)
         of_torch, *others = generators_of_the_cpu()
         drawn = "other" if others != list(before[1:]) else "torch" * (of_torch != before[0])
         return answer, drawn
+
+    def _launch_kept(self, kept: KeptCapture) -> Any:
+        """What of the step's lies in the answers of the call before is as it would be behind a
+        plain run: the launch has written these anew."""
+        answer = kept.launch_for(self._step)
+        overwritten = kept.overwritten(self._step)
+        saved = [one for one in self._given if one.is_saved]
+        self._copies.put_some_back({i: one.memory for i, one in enumerate(saved)
+                                    if one.number in overwritten})
+        return answer
 
     def look(self, answer: Any, drawn: str = "") -> Run:
         """What a plain run has left. Its results have no history afterwards, as a recording's have

@@ -56,7 +56,8 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver,
     return got;
   }
   const std::size_t granules = free > total / 2 ? kLargePageGranules : kPageGranules;
-  made->page_bytes_ = (is_kept ? 1 : granules) * made->granule_bytes_;
+  made->page_bytes_ = granules * made->granule_bytes_;
+  if (is_kept) return made;
   if (Status created = recorded(
           "cuMemCreate", driver.cuMemCreate(&made->page_, made->page_bytes_, &made->prop_, 0));
       !created.ok()) {
@@ -67,22 +68,13 @@ Result<std::unique_ptr<CaptureMemory>> CaptureMemory::make(const Driver& driver,
 }
 
 CaptureMemory::~CaptureMemory() {
+  for (const auto& [address, bytes] : own_) driver_.cuMemUnmap(address, bytes);
   for (const Range& range : ranges_) {
-    unmap(range);
+    const std::size_t bytes = range.mapped - range.begin;
+    if (bytes != 0) driver_.cuMemUnmap(range.address + range.begin, bytes);
     driver_.cuMemAddressFree(range.address, range.bytes);
   }
   if (page_) driver_.cuMemRelease(page_);
-}
-
-// From one place where nothing is mapped to the next.
-void CaptureMemory::unmap(const Range& range) {
-  CuDevicePtr at = range.address + range.begin;
-  const CuDevicePtr end = range.address + range.mapped;
-  for (auto gap = taken_.lower_bound(at); gap != taken_.end() && gap->first < end; ++gap) {
-    if (gap->first != at) driver_.cuMemUnmap(at, gap->first - at);
-    at = gap->first + gap->second;
-  }
-  if (at != end) driver_.cuMemUnmap(at, end - at);
 }
 
 Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
@@ -91,14 +83,10 @@ Result<std::uint64_t> CaptureMemory::allocate(std::uint64_t bytes) {
   }
   Range& range = ranges_.back();
   const std::size_t needed = needed_in(range, bytes);
-  if (range.mapped < range.used + needed) {
-    const std::size_t missing = range.used + needed - range.mapped;
-    const std::size_t more = std::min(round_up(std::max(missing, kMappedAheadBytes), page_bytes_),
-                                      range.bytes - range.mapped);
-    if (Status mapped = map(range.address + range.mapped, more); !mapped.ok()) return mapped;
-    range.mapped += more;
-  }
   const CuDevicePtr address = range.address + range.used + range.shift;
+  if (Status mapped = is_kept_ ? map_own(address, bytes) : map_page(range, needed); !mapped.ok()) {
+    return mapped;
+  }
   range.used += needed;
   allocations_.push_back({address, bytes});
   return address;
@@ -126,42 +114,60 @@ Status CaptureMemory::reserve(std::uint64_t bytes) {
   return {};
 }
 
-Status CaptureMemory::map(CuDevicePtr address, std::size_t bytes) {
-  Status failed;
-  std::size_t mapped = 0;
-  while (mapped < bytes && failed.ok()) {
-    failed = recorded("cuMemMap", driver_.cuMemMap(address + mapped, page_bytes_, 0, page_, 0));
-    if (failed.ok()) mapped += page_bytes_;
-  }
-  if (failed.ok()) failed = allow(address, bytes);
-  if (!failed.ok() && mapped != 0) driver_.cuMemUnmap(address, mapped);
-  return failed;
+// Ahead of what is needed.
+Status CaptureMemory::map_page(Range& range, std::size_t needed) {
+  if (range.mapped >= range.used + needed) return {};
+  const std::size_t missing = range.used + needed - range.mapped;
+  const std::size_t more = std::min(round_up(std::max(missing, kMappedAheadBytes), page_bytes_),
+                                    range.bytes - range.mapped);
+  Status mapped = map(range.address + range.mapped, more, page_, page_bytes_);
+  if (mapped.ok()) range.mapped += more;
+  return mapped;
 }
 
-Status CaptureMemory::allow(CuDevicePtr address, std::size_t bytes) {
-  const CuMemAccessDesc access{prop_.location, CuAccess::kReadWrite};
-  return recorded("cuMemSetAccess", driver_.cuMemSetAccess(address, bytes, &access, 1));
-}
-
-Status CaptureMemory::give_own(std::uint64_t address, std::uint64_t bytes) {
-  if (own_.contains(address)) return {};
-  const std::size_t needed = round_up(std::max<std::uint64_t>(bytes, 1), granule_bytes_);
+Status CaptureMemory::map_own(CuDevicePtr address, std::size_t bytes) {
+  const std::size_t needed = round_up(std::max<std::size_t>(bytes, 1), granule_bytes_);
   CuMemoryHandle own = 0;
   if (Status created = recorded("cuMemCreate", driver_.cuMemCreate(&own, needed, &prop_, 0));
       !created.ok()) {
     return created;
   }
-  Status failed;
-  if (!taken_.contains(address)) {
-    failed = recorded("cuMemUnmap", driver_.cuMemUnmap(address, needed));
-  }
-  if (failed.ok()) failed = recorded("cuMemMap", driver_.cuMemMap(address, needed, 0, own, 0));
-  taken_.erase(address);
-  (failed.ok() ? own_ : taken_)[address] = needed;
+  Status mapped = map(address, needed, own, needed);
   driver_.cuMemRelease(own);  // the mapping keeps it
-  if (!failed.ok()) return failed;
+  if (!mapped.ok()) return mapped;
+  own_[address] = needed;
   own_bytes_ += needed;
-  return allow(address, needed);
+  return {};
+}
+
+Status CaptureMemory::map(CuDevicePtr address, std::size_t bytes, CuMemoryHandle page,
+                          std::size_t page_bytes) {
+  Status failed;
+  std::size_t mapped = 0;
+  while (mapped < bytes && failed.ok()) {
+    failed = recorded("cuMemMap", driver_.cuMemMap(address + mapped, page_bytes, 0, page, 0));
+    if (failed.ok()) mapped += page_bytes;
+  }
+  const CuMemAccessDesc access{prop_.location, CuAccess::kReadWrite};
+  if (failed.ok()) {
+    failed = recorded("cuMemSetAccess", driver_.cuMemSetAccess(address, bytes, &access, 1));
+  }
+  if (!failed.ok() && mapped != 0) driver_.cuMemUnmap(address, mapped);
+  return failed;
+}
+
+Status CaptureMemory::give_own() {
+  while (!taken_.empty()) {
+    const auto [address, bytes] = *taken_.begin();
+    if (Status given = map_own(address, bytes); !given.ok()) return given;
+    taken_.erase(address);
+  }
+  return {};
+}
+
+void CaptureMemory::release(std::uint64_t address) {
+  take_own({&address, 1});
+  taken_.erase(address);
 }
 
 void CaptureMemory::take_own(std::span<const std::uint64_t> addresses) {

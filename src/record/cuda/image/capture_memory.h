@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory for captures: addresses that cost nothing. Nothing runs while a graph is captured, so
 // every allocation gets fresh virtual addresses, all of them backed by one physical page. The
-// driver's copies of a recording for mapped memory are instantiated at such addresses too.
+// driver's copies of a recording for mapped memory are instantiated at such addresses too. Memory
+// of a capture that is launched as it is, a kept one, has pages of its own behind each allocation.
 // Ownership: owns the page and all addresses; they are gone with it, so the graphs of a capture are
 //            re-pointed or destroyed first.
 // Threads:   one at a time.
@@ -15,8 +16,7 @@
 //            members often is part of an old address, which makes a whole one with a number or
 //            flags beside it, and these are the same in both. Two captures of kept memory have
 //            the second and the third byte in common.
-//            Work that runs on this memory reads and writes the one page: a capture is launched as
-//            it is only where all that it allocated has been given memory of its own.
+//            Work that runs on memory that is not kept reads and writes the one page.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,7 @@ struct CaptureAllocation {
 
 class CaptureMemory {
  public:
-  // On the device of the current context. `is_kept`: what is allocated may get memory of its own,
-  // so that the mappings of the page are small.
+  // On the device of the current context.
   static Result<std::unique_ptr<CaptureMemory>> make(const Driver& driver, bool is_kept = false);
   ~CaptureMemory();
   CaptureMemory(const CaptureMemory&) = delete;
@@ -50,14 +49,14 @@ class CaptureMemory {
   // May be called while a stream is captured.
   Result<std::uint64_t> allocate(std::uint64_t bytes);
 
-  // Gives an allocation's first bytes memory of their own, in the place of the page or of what was
-  // taken away; those that have some keep it. Of a kept one alone, and as many bytes each time. No
-  // stream may use it meanwhile.
-  Status give_own(std::uint64_t address, std::uint64_t bytes);
-  // Takes that memory away, behind all that has been queued: nothing may use the addresses until
-  // they are given some anew. Anything else is left as it is, and so is all while that cannot be
-  // waited for.
+  // Of a kept one. Takes the memory away from allocations at these addresses, behind all that has
+  // been queued: nothing may use them until they are given some. Anything else is left as it is,
+  // and so is all while that cannot be waited for.
   void take_own(std::span<const std::uint64_t> addresses);
+  // Gives memory to all from which it was taken. No stream may use it meanwhile.
+  Status give_own();
+  // Takes an allocation's memory away for good.
+  void release(std::uint64_t address);
   std::uint64_t own_bytes() const { return own_bytes_; }
 
   // Everything that was allocated, in order of time.
@@ -76,9 +75,10 @@ class CaptureMemory {
   explicit CaptureMemory(const Driver& driver) : driver_(driver) {}
   std::size_t needed_in(const Range& range, std::uint64_t bytes) const;
   Status reserve(std::uint64_t bytes);
-  Status map(CuDevicePtr address, std::size_t bytes);
-  Status allow(CuDevicePtr address, std::size_t bytes);
-  void unmap(const Range& range);
+  Status map_page(Range& range, std::size_t needed);
+  Status map_own(CuDevicePtr address, std::size_t bytes);
+  // `page` as often as it takes.
+  Status map(CuDevicePtr address, std::size_t bytes, CuMemoryHandle page, std::size_t page_bytes);
 
   const Driver& driver_;
   CuMemAllocationProp prop_{};
@@ -90,7 +90,7 @@ class CaptureMemory {
   bool is_new_ = true;
   std::vector<CaptureAllocation> allocations_;
   std::map<CuDevicePtr, std::size_t> own_;    // memory of their own, by where it is mapped
-  std::map<CuDevicePtr, std::size_t> taken_;  // where nothing is mapped any more
+  std::map<CuDevicePtr, std::size_t> taken_;  // where it was
   std::uint64_t own_bytes_ = 0;
 };
 
