@@ -65,7 +65,7 @@ def _functions_of(kinds: Iterable[type]) -> Iterator[types.FunctionType]:
 
 
 def _value_of(chain: Chain, ran: Ran) -> Any:
-    value = (ran.globals if chain.is_global else ran.free).get(chain.variable)
+    value = ran.variable(chain)
     for name in chain.attributes:
         if not isinstance(value, (types.ModuleType, type)):
             return None

@@ -16,10 +16,12 @@ import inspect
 import sys
 import threading
 import types
+import weakref
 from typing import Any, NamedTuple, Protocol
 
 from anabranch import _compat
 from anabranch._record.observe.inputs import Inputs, is_compilers, module_of
+from anabranch._record.observe.names import Chain
 
 # Whether the variables of a function's frame are shown as a copy, which a monitor may empty.
 _ARE_COPIES = sys.version_info[:2] == (3, 12)
@@ -27,12 +29,26 @@ _TOOLS = (4, 3)  # of sys.monitoring: those that nobody claims by convention
 _one = threading.Lock()
 
 
+class _Aside(weakref.ref[Any]):
+    """Of a value that is not held."""
+
+
+def _set_aside(value: Any) -> Any:
+    """What a run makes ends with it, as without an observer: it may be all that a step computes,
+    and its history. What can't be referred to weakly is held: numbers, texts, built-in containers.
+    """
+    try:
+        return _Aside(value)
+    except TypeError:
+        return value
+
+
 class Ran(NamedTuple):
     """Code that ran: with these globals, and these values of free variables when it first did."""
 
     code: types.CodeType
     globals: dict[str, Any]
-    free: dict[str, Any]
+    free: dict[str, Any]  # set aside
     of: type = type(None)  # its first argument, or the class of that
 
     @classmethod
@@ -40,7 +56,7 @@ class Ran(NamedTuple):
         code, there = frame.f_code, frame.f_locals
         first = there.get(code.co_varnames[0]) if code.co_argcount else None
         ran = cls(code, frame.f_globals,
-                  {name: there[name] for name in code.co_freevars if name in there},
+                  {name: _set_aside(there[name]) for name in code.co_freevars if name in there},
                   first if isinstance(first, type) else type(first))
         if _ARE_COPIES and code.co_flags & inspect.CO_OPTIMIZED:
             there.clear()  # they would live as long as the frame does
@@ -52,8 +68,18 @@ class Ran(NamedTuple):
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (),
                               strict=True):
             with contextlib.suppress(ValueError):  # an empty one
-                free[name] = cell.cell_contents
+                free[name] = _set_aside(cell.cell_contents)
         return cls(function.__code__, function.__globals__, free)
+
+    def variable(self, chain: Chain, default: Any = None) -> Any:
+        """What the chain begins with; ``default`` where that is not there, or no more."""
+        if chain.is_global:
+            return self.globals.get(chain.variable, default)
+        value = self.free.get(chain.variable, default)
+        if type(value) is not _Aside:
+            return value
+        there = value()
+        return default if there is None else there
 
 
 class _Teller(Protocol):

@@ -51,8 +51,7 @@ def reads_of(observer: Observer, things: Iterable[Any] = ()) -> ReadSet:
     by_names = itertools.chain.from_iterable(
         _reads_by(chain, one) for one in ran for chain in chains_of(one.code))
     variables = [value for one in compiled for chain in chains_of(one.code)
-                 if type(value := (one.globals if chain.is_global else one.free).get(
-                     chain.variable)) is contextvars.ContextVar]
+                 if type(value := one.variable(chain)) is contextvars.ContextVar]
     methods = itertools.chain.from_iterable(map(_methods, ran))
     made_of = itertools.chain.from_iterable(_made_of(one, observer.ran) for one in things)
     kinds = dict.fromkeys([*(one.of for one in ran), *map(type, things)])
@@ -129,7 +128,7 @@ def _namespaces(ran: Ran) -> Iterator[Namespace]:
         return
     yield Namespace(ran.globals, ran.globals, ("", module))
     for chain in chains_of(ran.code):
-        value = (ran.globals if chain.is_global else ran.free).get(chain.variable)
+        value = ran.variable(chain)
         if isinstance(value, type) and is_users(value.__module__):
             yield Namespace(dict_behind(vars(value)), OfClass(value),
                             ("", f"class {value.__name__}"))
@@ -145,7 +144,7 @@ def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
     path: Path = ("", module, chain.variable)
     if chain.is_global:
         read = Read(ran.globals, chain.variable, path)
-        value = ran.globals.get(chain.variable, ABSENT)
+        value = ran.variable(chain, ABSENT)
         if isinstance(value, MOVABLE):
             return
         yield read
@@ -157,8 +156,7 @@ def _reads_by(chain: Chain, ran: Ran) -> Iterator[Read]:
             if isinstance(holder, dict) and chain.variable in holder:
                 yield Read(holder, chain.variable, ("", "builtins", chain.variable))
             return
-    elif chain.variable in ran.free:
-        value = ran.free[chain.variable]
+    elif (value := ran.variable(chain, ABSENT)) is not ABSENT:
         yield from _of_callable(value, path)
         yield from _of_backward(value, path)
     else:
