@@ -134,6 +134,7 @@ bench-gpu: $(GPU_READY) release ## the benchmarks that need a GPU, into bench/re
 	$(GPU_PYTHON) bench/gpu/trainer.py bench/results/gpu_trainer.json
 	$(GPU_PYTHON) bench/gpu/clients.py bench/results/gpu_clients.json
 	$(GPU_PYTHON) bench/gpu/calls.py bench/results/gpu_calls.json
+	$(GPU_PYTHON) bench/gpu/repeats.py bench/results/gpu_repeats.json
 	$(GPU_PYTHON) bench/gpu/branches.py bench/results/gpu_branches.json
 	$(GPU_PYTHON) bench/gpu/microbatches.py bench/results/gpu_microbatches.json
 	$(GPU_PYTHON) bench/gpu/copies.py bench/results/gpu_copies.json

@@ -76,9 +76,9 @@ class Options:
     verify: bool = _option(
         True, "Compare a recording's first launch with a plain run before it is used.")
     python_once: bool = _option(
-        False, "Run the Python of a recorded callable once a call, also in the calls that record "
-        "it: the second call of a signature is captured and launched, the third compared with it. "
-        "It takes one call more, and more time and memory than the step while these are recorded.")
+        True, "Run the Python of a recorded callable once a call, also in the calls that record "
+        "it: the second call of a signature is captured and launched, the third is compared with "
+        "it. Off: the second call is recorded, and runs the Python three times or more.")
     max_parallel_kernels: int = _option(
         4, "About how many kernels of one recording may run side by side on a GPU, where that is "
         "measured faster. 1: they run in the order in which the step queued them.", 1, MOST_LANES)

@@ -13,7 +13,7 @@ from stream_places import gpu, nowhere
 
 from anabranch._record.trial.plain_steps import capture_stream
 
-CALLS = 3  # plain, recorded, launched
+CALLS = 4  # plain, captured, recorded, launched
 SLOW = functools.partial(torch.cuda._sleep, 200_000)  # a tenth of a millisecond
 
 

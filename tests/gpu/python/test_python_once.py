@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python_once: the step's Python runs once in each call that records, too, with eager's answers and
+"""The step's Python runs once in each call that records, too, with eager's answers and
 state; what callers have of the call whose capture was launched stays as it was."""
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_python_runs_once_a_call_and_all_is_as_in_eager(program, most, runs):
         return counts, answers
 
     _, expected = all_of(lambda step: step)
-    counts, found = all_of(lambda step: anabranch.record(step, python_once=True))
+    counts, found = all_of(lambda step: anabranch.record(step))
     for (answer, state), (of_eager, state_of_eager) in zip(found, expected, strict=True):
         assert_alike(answer, of_eager)
         assert_alike(state, state_of_eager)
@@ -163,7 +163,7 @@ def test_an_answer_that_is_the_next_argument_stays_right(runs):
         with torch.no_grad():
             return torch.tanh(layer(x))
 
-    recorded = anabranch.record(step, python_once=True)
+    recorded = anabranch.record(step)
     x = y = torch.randn(8, 64, device="cuda")
     for _ in range(CALLS):
         x, y = step(x), recorded(y)
@@ -185,7 +185,7 @@ def test_the_memory_of_the_kept_call_is_free_once_the_step_is_recorded(runs):
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved()
 
-    recorded, x = anabranch.record(step, python_once=True), torch.randn(8192, 2048, device="cuda")
+    recorded, x = anabranch.record(step), torch.randn(8192, 2048, device="cuda")
     answers, before = [], reserved()
     for _ in range(6):
         answers.append(recorded(x))
@@ -202,7 +202,7 @@ def test_constants_of_the_cpu_take_one_run_more_of_the_call_that_is_kept(runs):
         with torch.no_grad():
             return layer(x) * torch.tensor(2.0, device="cuda") + torch.arange(64).cuda()
 
-    recorded, x = anabranch.record(step, python_once=True), torch.randn(8, 64, device="cuda")
+    recorded, x = anabranch.record(step), torch.randn(8, 64, device="cuda")
     for _ in range(6):
         begin = runs()
         torch.testing.assert_close(recorded(x), step(x))
@@ -223,7 +223,7 @@ def test_what_breaks_in_its_capture_is_as_in_eager(runs):
                 return y * 2 if y.sum().item() > 0 else y - 1
 
     step = Looking()
-    recorded, x = anabranch.record(step, python_once=True), torch.randn(8, 64, device="cuda")
+    recorded, x = anabranch.record(step), torch.randn(8, 64, device="cuda")
     for i in range(4):
         torch.testing.assert_close(recorded(x), Looking()(x))
         assert step.calls == i + 1

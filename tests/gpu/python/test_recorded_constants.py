@@ -62,7 +62,7 @@ def range_of(count):
 @pytest.mark.parametrize("function", CONSTANTS.values(), ids=CONSTANTS.keys())
 def test_constants_of_the_cpu_are_recorded(function):
     step = assert_follows(function, inputs, calls=12)
-    assert_launched(step, 10)
+    assert_launched(step, 9)
 
 
 def test_training_with_constants_in_forward_and_backward():

@@ -101,9 +101,9 @@ def test_what_functools_keeps():
         table.cache_clear()
         table(16)
 
-    assert_follows(lambda x: x * table(16), calls=6)
+    assert_follows(lambda x: x * table(16), calls=7)
     clear()
-    assert_follows(lambda x: x * table(16), calls=6)
+    assert_follows(lambda x: x * table(16), calls=7)
 
 
 def test_a_step_that_writes_there_has_run_once_a_call():
@@ -190,7 +190,7 @@ def test_what_is_left_in_an_object_is_left_there_in_the_call_that_finds_a_helper
 
     recorded = anabranch.record(step)
     with torch.no_grad():
-        for seed in range(8):
+        for seed in range(9):
             x, _ = batch(seed)
             answer = recorded(x)
             assert torch.equal(seen.hidden * model.helper.scale, answer), told(recorded)
@@ -223,7 +223,8 @@ def test_under_strict_it_raises():
     recorded = anabranch.record(lambda x: x[:, :4] * seen().scale, strict=True)
     recorded(batch(0)[0])
     with pytest.raises(anabranch.errors.RecordError, match="name it in state="):
-        recorded(batch(0)[0])
+        for _ in range(2):
+            recorded(batch(0)[0])
 
 
 def test_what_calls_have_answered_is_no_state():

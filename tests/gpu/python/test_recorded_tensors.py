@@ -124,7 +124,7 @@ def test_views_of_an_input_in_the_middle_of_its_storage_are_right():
         assert torch.equal(total, x + 1)
         assert torch.equal(rows, x[2:]) and torch.equal(flat, x.reshape(-1)[3:])
         assert same_storage(rows, whole) and same_storage(flat, whole)
-    assert_launched(recorded, 4)
+    assert_launched(recorded, 3)
 
 
 def test_outputs_that_share_memory_in_eager_share_it_here():
@@ -183,7 +183,7 @@ def test_one_layers_code_is_launched_with_the_weights_of_all():
             x = normal(seed, 4, 8)
             for parameters, layer in zip(weights, layers, strict=True):
                 assert torch.equal(recorded(parameters, x), layer(x))
-    assert_launched(recorded, 2 * CALLS - 2)
+    assert_launched(recorded, 2 * CALLS - 3)
     assert [(report.nodes > 0, report.plain_calls) for report in recorded.reports] == [(True, 0)]
 
 
@@ -315,7 +315,7 @@ def test_signatures_beyond_the_limit_run_plainly_and_say_so():
             assert torch.equal(recorded(*inputs), affine(*inputs))
     reasons = [report.reason for report in recorded.reports]
     assert reasons[:2] == [None, None] and "max_recordings" in reasons[2], told(recorded)
-    assert launches(recorded) >= 6
+    assert launches(recorded) >= 4
 
 
 def test_types_and_strides_are_part_of_a_signature():

@@ -31,7 +31,7 @@ def on_tape(monkeypatch):
         return run_users(call, *args, **kwargs)
 
     monkeypatch.setattr(recorded_callable, "run_users", counted)
-    return OnTape(monkeypatch)
+    return OnTape(monkeypatch, is_plentiful=False)
 
 
 def batches(count, size=4):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python of a step runs once a call, also in the calls that record it (python_once): each test
-counts. Answers and all state are eager's."""
+"""The Python of a step runs once a call, also in the calls that record it: each test counts. Answers
+and all state are eager's."""
 
 from __future__ import annotations
 
 import array
-import contextlib
 import time
 
 import pytest
@@ -16,9 +15,7 @@ from torch import nn
 
 import anabranch
 from anabranch._compat.cuda import Event
-from anabranch._record import kept_calls, recorder
 from anabranch._record.tensors import Unit
-from anabranch._record.trial import trial
 from anabranch._record.trial.kept_capture import overlapping, peak_of
 
 CALLS = 7
@@ -28,10 +25,6 @@ CALLS = 7
 def on_tape(monkeypatch):
     """How often the Python of steps has run."""
     OnTape(monkeypatch)
-    for module in (recorder, kept_calls):
-        monkeypatch.setattr(module, "is_plentiful", lambda device, used: True)
-    monkeypatch.setattr(recorder, "on_capture_stream", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(trial, "on_stream", lambda stream, device: contextlib.nullcontext())
     return count_runs(monkeypatch)
 
 
@@ -69,7 +62,7 @@ def compared(program, runs, args=lambda i: (torch.full((3,), float(i)),), **opti
     """How often the Python ran in each call."""
     eager, of_eager = made(lambda step: step, program)
     recorded, of_ours = made(
-        lambda step: anabranch.record(step, python_once=True, **options), program)
+        lambda step: anabranch.record(step, **options), program)
     counts, answers = [], []
     for i in range(CALLS):
         begin = runs()
@@ -134,7 +127,28 @@ def counting():
     return step, step
 
 
-@pytest.mark.parametrize("program", [forward, in_place])
+def closing():
+    """An inner function has what is computed as a free variable."""
+    model = nn.Linear(3, 3)
+
+    class Answer:
+        def __init__(self, hidden):
+            self.hidden = hidden
+
+    def step(x):
+        made = Answer(model(x))
+
+        def loss():
+            return made.hidden.square().sum()
+
+        loss().backward()
+        grad, model.weight.grad, model.bias.grad = model.weight.grad, None, None
+        return grad
+
+    return step, model
+
+
+@pytest.mark.parametrize("program", [forward, in_place, closing])
 def test_python_runs_once_a_call_until_it_is_launched(program, runs):
     assert compared(program, runs) == ONCE
 
@@ -159,7 +173,7 @@ def test_what_a_step_takes_from_an_iterator_it_takes_once_in_each_call(runs):
 
     eager, (_, [left]) = made(lambda step: step, drawing)
     recorded, (_, [left_of_ours]) = made(
-        lambda step: anabranch.record(step, python_once=True), drawing)
+        lambda step: anabranch.record(step), drawing)
     for _ in range(CALLS):
         begin = runs()
         assert torch.equal(eager(), recorded()) and runs() - begin <= 1
@@ -175,7 +189,7 @@ def test_what_only_the_call_that_records_takes_in_keeps_it_from_being_recorded_b
             time.time()
         return x * 2
 
-    recorded = anabranch.record(step, python_once=True)
+    recorded = anabranch.record(step)
     for _ in range(3):
         begin = runs()
         assert torch.equal(recorded(x), x * 2)
@@ -221,7 +235,7 @@ def test_what_was_allocated_at_once_is_the_most_that_lived_together():
 def test_an_answer_that_is_the_next_argument_stays_right(runs):
     model = nn.Linear(3, 3)
     eager, x, y = lambda x: torch.tanh(model(x)).detach(), torch.ones(3), torch.ones(3)
-    recorded = anabranch.record(eager, python_once=True)
+    recorded = anabranch.record(eager)
     for _ in range(CALLS):
         begin = runs()
         x, y = eager(x), recorded(y)
@@ -231,7 +245,7 @@ def test_an_answer_that_is_the_next_argument_stays_right(runs):
 
 def test_arguments_that_change_places_stay_right(runs):
     a, b = torch.ones(3), torch.full((3,), 2.0)
-    recorded = anabranch.record(lambda x, y: x * 2 + y, python_once=True)
+    recorded = anabranch.record(lambda x, y: x * 2 + y)
     for _ in range(CALLS):
         assert torch.equal(recorded(a, b), a * 2 + b)
         a, b = b, a
@@ -264,7 +278,7 @@ def test_an_error_of_the_steps_own_comes_as_in_eager(runs):
             return x * 2
 
     step, x = Failing(), torch.ones(3)
-    recorded = anabranch.record(step, python_once=True)
+    recorded = anabranch.record(step)
     recorded(x)
     with pytest.raises(ValueError, match="of the step"):
         recorded(x)
@@ -280,7 +294,7 @@ def test_a_step_that_breaks_in_each_call_has_run_once_in_each(runs):
         total.add_(1)
         raise ValueError("of the step")
 
-    recorded = anabranch.record(step, python_once=True)
+    recorded = anabranch.record(step)
     for i in range(1, 5):
         with pytest.raises(ValueError, match="of the step"):
             recorded(torch.ones(3))
@@ -298,7 +312,7 @@ def test_what_no_launch_can_do_is_refused_behind_one_run(runs):
 
 def test_an_answer_keeps_its_history_in_the_call_that_is_kept(runs):
     model, x = nn.Linear(3, 1), torch.ones(3)
-    recorded = anabranch.record(model, python_once=True)
+    recorded = anabranch.record(model)
     for _ in range(3):
         model.zero_grad()
         recorded(x).backward()
