@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The C ABI of Anabranch: what python/anabranch/_native.py loads.
+ * The C ABI of Anabranch: what python/anabranch/_core loads, by an abi.py that scripts/make_abi.py makes of this.
  *
  * Ownership: a handle belongs to the caller and is given back with its own *_free (NULL is fine).
  *            Texts and arrays that are answered belong to the library: texts live until the next
@@ -135,7 +135,7 @@ ANABRANCH_C const char* anabranch_plan_dump(const AnabranchPlan*);
 ANABRANCH_C int32_t anabranch_plan_write(const AnabranchPlan*, const char* path);
 ANABRANCH_C AnabranchPlan* anabranch_plan_read(const char* path);
 /* The bytes of a plan file. They are kept as texts are; NULL is a failure. */
-ANABRANCH_C const char* anabranch_plan_bytes(const AnabranchPlan*, size_t* size);
+ANABRANCH_C const void* anabranch_plan_bytes(const AnabranchPlan*, size_t* size);
 ANABRANCH_C AnabranchPlan* anabranch_plan_from_bytes(const void* bytes, size_t size);
 
 /* offload: as experimental/offload.h; choices by their number, the largest number for kNever */

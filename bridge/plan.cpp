@@ -125,7 +125,7 @@ AnabranchPlan* anabranch_plan_read(const char* path) {
       [&] { return ab::bridge::handle_of<AnabranchPlan>(ab::read_plan_file(path)); });
 }
 
-const char* anabranch_plan_bytes(const AnabranchPlan* plan, size_t* size) {
+const void* anabranch_plan_bytes(const AnabranchPlan* plan, size_t* size) {
   return ab::bridge::guard([&] {
     const auto bytes = ab::write_plan(plan->plan);
     *size = bytes.size();

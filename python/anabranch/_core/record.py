@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int32, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from anabranch._core.abi import RegionCall
 from anabranch._core.device import Device
 from anabranch._core.handle import Handle, encoded, u64s
 from anabranch._core.library import core, last_error, native_error
 from anabranch._core.program import Plan
 from anabranch._core.trace import Trace
+
+
+class RegionCall(ctypes.Structure):
+    """What a region is given; see RegionCall in device.h."""
+
+    _fields_ = [("buffers", POINTER(c_void_p)), ("buffer_count", c_uint32), ("error", c_void_p),
+                ("error_bytes", c_uint32), ("stream", c_void_p)]
+
 
 # A region written in Python: (context, POINTER(RegionCall)) -> 0, or another number as failure.
 RegionFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(RegionCall))

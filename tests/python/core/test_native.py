@@ -6,7 +6,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import pickle
-import re
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -15,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 
 from anabranch import errors
-from anabranch._core import abi
 from anabranch._core import record as core_record
 from anabranch._core.capture import Noted, Work, _notes_of
 from anabranch._core.device import Device
@@ -56,6 +56,8 @@ from anabranch._core.trace import EVENT_LAUNCH, EVENT_STEP, Trace
 
 pytestmark = [pytest.mark.oldest, pytest.mark.own]
 SIZE = 64
+
+ROOT = Path(__file__).parents[3]
 
 
 def block(byte=0):
@@ -386,16 +388,23 @@ def test_a_missing_library_tells_where_it_was_looked_for(run_python, tmp_path):
     assert str(path) in result.stderr
 
 
-@pytest.mark.parametrize("name", ["CaptureBlock", "CaptureSlot", "CaptureCounts", "CaptureWork",
-                                  "CaptureUse", "CaptureNotes", "CaptureOptions", "NodeTime"])
-def test_what_is_told_of_captures_is_laid_out_as_in_the_header(name):
-    header = Path(__file__).parents[3].joinpath("bridge", "anabranch_c.h").read_text()
-    body = re.search(rf"typedef struct Anabranch{name} {{(.*?)}} Anabranch{name};", header, re.S)[1]
-    found = re.findall(r"(uint32_t|uint64_t|size_t|\*) ?(\w+);", body)
-    sizes = {"uint32_t": 4, "uint64_t": 8, "size_t": 8, "*": 8}
-    structure = getattr(abi, name)
-    assert [(sizes[kind], field) for kind, field in found] == [
-        (ctypes.sizeof(kind), field) for field, kind in structure._fields_]
+def test_the_binding_is_made_of_the_header():
+    """All structures and prototypes. What C's compiler makes of their sizes is ctypes' to know."""
+    done = subprocess.run([sys.executable, ROOT / "scripts/make_abi.py", "--check"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("text, what", [
+    ("ANABRANCH_C int32_t anabranch_one(float x);", "of no known type: float"),
+    ("typedef union AnabranchOne { int32_t x; } AnabranchOne;", "not understood: typedef union"),
+    ("typedef struct AnabranchOne { float x; } AnabranchOne;", "of no known type: float")])
+def test_a_header_that_the_binding_does_not_understand_is_refused(text, what, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import make_abi
+
+    with pytest.raises(SystemExit, match=what):
+        make_abi.written(make_abi.Header(text))
 
 
 def test_notes_of_a_capture_are_handed_over_as_they_were_taken():

@@ -327,7 +327,7 @@ class StepRecording:
     @property
     def launch_bytes(self) -> int:
         """What a launch allocates: its arena, and what it answers."""
-        return self.counts.arena_bytes + self.answered_bytes
+        return int(self.counts.arena_bytes) + self.answered_bytes
 
     @property
     def peak_bytes(self) -> int:

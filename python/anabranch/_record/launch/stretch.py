@@ -199,7 +199,7 @@ def total(counts: Sequence[CaptureCounts]) -> CaptureCounts:
     if len(counts) == 1:
         return counts[0]
     made = CaptureCounts()
-    for name in CaptureCounts.names:
+    for name, *_ in CaptureCounts._fields_:
         of_each = [getattr(one, name) for one in counts]
         setattr(made, name, of_each[0] if name in _LAUNCHED
                 else max(of_each) if name in _LARGEST else sum(of_each))

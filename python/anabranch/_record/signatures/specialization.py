@@ -414,7 +414,7 @@ class Specialization:
         counts = self.recording.counts if self.recording is not None else CaptureCounts()
         times = times_noted(self.refusal) if self.refusal is not None else 0
         timing = self.recording.timing if self.recording is not None else None
-        told = {name: getattr(counts, name) for name in CaptureCounts.names}
+        told = {name: getattr(counts, name) for name, *_ in CaptureCounts._fields_}
         told["lanes"] = max(counts.lanes, told.pop("captured_lanes"))
         return dataclasses.replace(self.report, calls=self.calls, plain_calls=self.plain_calls,
                                    slow_calls=self.slow_calls, slow_because=self.slow_because,

@@ -30,7 +30,7 @@ class Order(NamedTuple):
 
     def apart(self, counts: CaptureCounts) -> float:
         sizes = sorted((max(self.arena_bytes, 1), max(counts.arena_bytes, 1)))
-        return sizes[1] / sizes[0]
+        return float(sizes[1] / sizes[0])
 
 
 class Earlier:
