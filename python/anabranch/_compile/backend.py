@@ -51,6 +51,7 @@ from anabranch._offload.recorded import (
     SavingBlocks,
     recorded_inputs,
 )
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause, Reason
@@ -327,9 +328,10 @@ def _record(chosen: config.Options, facts: GraphFacts, compiled: Any, saved: Sav
     chosen = dataclasses.replace(chosen, max_parallel_kernels=_lanes(chosen, lanes))
 
     def record(call: Callable[[list[Any]], Any]) -> RecordedGraph:
-        return RecordedGraph(asking(lanes, call), chosen, name, facts.is_dynamic, facts.saved_from,
-                             is_backward=facts.kind == "backward", tangents=facts.tangents,
-                             saved=saved if facts.kind != "inference" else None)
+        kind = CallableKind(saved_from=facts.saved_from, is_backward=facts.kind == "backward",
+                            tangents=facts.tangents,
+                            pair=saved if facts.kind != "inference" else None)
+        return RecordedGraph(asking(lanes, call), chosen, name, kind, dynamic=facts.is_dynamic)
 
     if moving is not None:
         moving(record)

@@ -22,6 +22,7 @@ from anabranch import _compat, config
 from anabranch._compile.asked import asking
 from anabranch._fx.schema import tensors_in
 from anabranch._fx.source import source_of
+from anabranch._record.kind import CallableKind
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause, Reason
 
@@ -115,7 +116,7 @@ def record_parts(compiled: Any, chosen: config.Options, kind: str, dynamic: bool
     is refused, where there is one. All of them ask for ``asked_lanes``."""
     parts = _compat.parts_of(compiled)
     alone = [RecordedGraph(asking(asked_lanes, part), chosen, f"part {i} of {kind}",
-                           dynamic or cuts.depends_on_data,
+                           CallableKind(), dynamic=dynamic or cuts.depends_on_data,
                            label=f"part {i} of {len(parts)}: ",
                            may_take_numbers=not cuts.depends_on_data)
              for i, part in enumerate(parts)]

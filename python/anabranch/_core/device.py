@@ -15,14 +15,11 @@ class Device(Handle):
 
     @staticmethod
     def host(*, max_lanes: int = 0, spin_ns: int = 50_000, delays_seed: int | None = None,
-             prepare_threads: int = 0, get_openmp: int = 0, set_openmp: int = 0,
-             set_mkl_local: int = 0, team_run: int = 0, team_index: int = 0,
-             team_size: int = 0) -> Device:
-        """The host device; the functions are addresses, 0 for none (ThreadControl in device.h)."""
+             **functions: int) -> Device:
+        """The host device; ``functions`` are addresses by the names of ThreadControl in device.h,
+        0 for none."""
         options = HostOptions(max_lanes, spin_ns, delays_seed is not None, delays_seed or 0,
-                              prepare_threads or None, get_openmp or None, set_openmp or None,
-                              set_mkl_local or None, team_run or None, team_index or None,
-                              team_size or None)
+                              **{name: at or None for name, at in functions.items()})
         return Device(core.device_host(byref(options)))
 
 

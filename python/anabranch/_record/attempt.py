@@ -36,6 +36,7 @@ from anabranch._record.capture.untracked import (
 )
 from anabranch._record.effects.side_effects import SideEffects
 from anabranch._record.effects.stepped_by_hand import SteppedByHand
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.known import CAPTURES_DIFFER
 from anabranch._record.launch.recording import StepRecording
@@ -94,21 +95,18 @@ log = logging.getLogger("anabranch.record")
 
 
 class Attempt:
-    """``name`` is the callable's; ``has_lanes`` whether kernels may run side by side;
-    ``saved_from``, ``frees_inputs`` and ``look_farther`` as in Recorder. ``recorded``: a recording
-    that there is already, which is compared with the step once more.
+    """``name`` is the callable's; ``kind`` and ``look_farther`` as in Recorder. ``recorded``: a
+    recording that there is already, which is compared with the step once more.
 
     The first recording of a callable takes next to nothing beside the step. Later ones, of which
     there may be many, take what they can use of a GPU that has plenty."""
 
-    def __init__(self, name: str, spec: Specialization, step: Step, chosen: config.Options, *,
-                 takes_gradients: bool, has_lanes: bool, saved_from: int | None,
-                 earlier: Earlier, frees_inputs: bool = False,
-                 recorded: StepRecording | None = None,
+    def __init__(self, name: str, spec: Specialization, step: Step, chosen: config.Options,
+                 kind: CallableKind, *, earlier: Earlier, recorded: StepRecording | None = None,
                  look_farther: Callable[[Collection[Path]], None]) -> None:
         self._name, self._spec, self._step, self._chosen = name, spec, step, chosen
-        self._takes_gradients, self._has_lanes = takes_gradients, has_lanes
-        self._saved_from, self._look_farther = saved_from, look_farther
+        self._kind, self._has_lanes = kind, may_have_lanes(chosen)
+        self._look_farther = look_farther
         self._recorded, self._earlier = recorded, earlier
         self._kept = spec.kept if recorded is None else None  # whose launches are its plain runs
         self._discovered: DiscoveredStep | None = None  # of one capture, where that is enough
@@ -136,11 +134,11 @@ class Attempt:
         self._proven: tuple[StepRecording | None, Sequence[int]] = (None, [])
         self.device = step.device
         self.free_before = free_bytes(step.device)
-        held = [] if not frees_inputs else [
+        held = [] if not kind.is_backward else [
             tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad]
         self.allowance = Allowance(
-            chosen.parallel_bytes, slack_bytes(step.device) if has_lanes else 0, self.free_before,
-            size_of(held), earlier)
+            chosen.parallel_bytes, slack_bytes(step.device) if self._has_lanes else 0,
+            self.free_before, size_of(held), earlier)
 
     @property
     def mutations(self) -> Any:
@@ -304,7 +302,7 @@ class Attempt:
 
     def _check_taken(self) -> None:
         """Of the first run of the step's Python in this call."""
-        if self._takes_gradients:
+        if self._kind.takes_gradients:
             check_draws()
             if Cause.HIDDEN_INPUT not in self._chosen.allow:
                 check_inputs()
@@ -378,7 +376,7 @@ class Attempt:
                         self._check_taken()
                     # Compiled graphs use nothing but their arguments and constants. One capture
                     # names no memory but the step's and what two named before.
-                    if self._takes_gradients and not self._is_of_one:
+                    if self._kind.takes_gradients and not self._is_of_one:
                         self._check_all_was_found(step, capture)
                     with phase("an executable", step.device):
                         made = self._made_of(step, capture)
@@ -394,7 +392,8 @@ class Attempt:
     def _made_of(self, step: Step, capture: Capture) -> list[StepRecording]:
         device = capture_device(step.device)
         try:
-            discovered = self._discovered or DiscoveredStep(step, capture, device, self._saved_from)
+            discovered = self._discovered or DiscoveredStep(step, capture, device,
+                                                            self._kind.saved_from)
             self._laps.end("discovery")
             self.allowance.asked_lanes = capture.first.asked_lanes
             self._spec.note(asked_lanes=capture.first.asked_lanes)
@@ -434,7 +433,7 @@ class Attempt:
             # Of mapped memory drivers need not say that it is memory.
             if not capture.is_mapped or not may_name_others(step, capture, self._ours):
                 self._discovered = self._earlier.steps.discover(
-                    step, capture, capture_device(step.device), self._saved_from)
+                    step, capture, capture_device(step.device), self._kind.saved_from)
             return self._is_of_one
 
         return is_enough
@@ -603,6 +602,11 @@ class Attempt:
     def close(self) -> None:
         if self._trial is not None:
             self._trial.close()
+
+
+def may_have_lanes(chosen: config.Options) -> bool:
+    """Whether kernels may run side by side: only where that is verified."""
+    return chosen.max_parallel_kernels > 1 and chosen.verify
 
 
 def _raising(why: NotRecordable) -> Callable[[], NoReturn]:

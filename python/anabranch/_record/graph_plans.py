@@ -14,17 +14,17 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._record.checks import MISSED, Kind, call, item
 from anabranch._record.faults import BEGUN
-from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, SavedBlocks
+from anabranch._record.kind import CallableKind
+from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces
 from anabranch._record.signatures.call_plans import plan_of_graph
 from anabranch._record.signatures.specialization import Specialization
 
 
 class GraphPlans:
-    """``saved``: where saved results may be answered in blocks; ``pair``: what a forward graph and
-    its backward share."""
+    """Of a recorder for this kind of callable."""
 
-    def __init__(self, saved: SavedBlocks | None, pair: SavedBlocks | None) -> None:
-        self._saved, self._pair = saved, pair
+    def __init__(self, kind: CallableKind) -> None:
+        self._saved, self._pair = kind.saved, kind.pair
 
     @_compat.untraced
     def call(self, spec: Specialization, leaves: list[Any]) -> Any:

@@ -18,6 +18,7 @@ from anabranch import _compat, config
 from anabranch._record.capture.capture import close_abandoned
 from anabranch._record.capture.preallocate import noted_sizes
 from anabranch._record.capture.step import Step
+from anabranch._record.kind import CallableKind
 from anabranch._record.memory.gpu import is_plentiful
 from anabranch._record.observe.observing import check_draws, check_inputs, collection_read_at
 from anabranch._record.refusals import NotRecordable, Reason
@@ -31,9 +32,9 @@ log = logging.getLogger("anabranch.record")
 class KeptCalls:
     """Of the callable of this name."""
 
-    def __init__(self, name: str, chosen: config.Options, takes_gradients: bool) -> None:
+    def __init__(self, name: str, chosen: config.Options, kind: CallableKind) -> None:
         self._name, self._chosen = name, chosen
-        self._are_wanted = chosen.python_once and chosen.verify and takes_gradients
+        self._are_wanted = chosen.python_once and chosen.verify and kind.takes_gradients
 
     def around_first(self, device: int | None) -> AbstractContextManager[Callable[[], list[int]]]:
         """Around a signature's first call: a function that tells what a capture is to find free."""

@@ -21,8 +21,9 @@ from anabranch import _compat, errors
 from anabranch._core.library import NativeError
 from anabranch._record.capture.host_draws import DrawnOtherwise
 from anabranch._record.faults import BEGUN
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.in_turn import BAD_BINDING
-from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks, opened
+from anabranch._record.launch.saved_blocks import InBlocks, opened
 from anabranch._record.memory.gpu import empty_cache, free_bytes
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.refusals import Reason
@@ -34,13 +35,12 @@ Call = Callable[[list[Any]], Any]
 
 class Launches:
     """Of one callable's recordings. ``call`` and ``call_last`` run the callable, as a Recorder is
-    given them; ``saved`` where results may be answered in blocks; ``tell(head, why)`` says why a
-    call runs plainly."""
+    given them; ``tell(head, why)`` says why a call runs plainly."""
 
-    def __init__(self, name: str, call: Call, call_last: Call, saved: SavedBlocks | None,
-                 frees_inputs: bool, tell: Callable[[str, Reason], None]) -> None:
+    def __init__(self, name: str, call: Call, call_last: Call, kind: CallableKind,
+                 tell: Callable[[str, Reason], None]) -> None:
         self._name, self._call, self._call_last = name, call, call_last
-        self._saved, self._frees_inputs, self._tell = saved, frees_inputs, tell
+        self._saved, self._frees_inputs, self._tell = kind.saved, kind.is_backward, tell
 
     @_compat.untraced
     def launch(self, spec: Specialization, leaves: list[Any], bound: BoundState,

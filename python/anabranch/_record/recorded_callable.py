@@ -36,6 +36,7 @@ from anabranch._record.draws.taken import (
 )
 from anabranch._record.draws.watcher import Watcher
 from anabranch._record.faults import BEGUN, behind_answer, may_run_plainly, run_users
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.observe.observer import Observer
 from anabranch._record.observe.observing import observing, run_observed
@@ -117,7 +118,7 @@ class RecordedCallable(Generic[_P, _R]):
         following = Following(self._states)
         self._lists = following.lists
         self._recorder = Recorder(self._call_flat, chosen, _name_of(self._function),
-                                  takes_gradients=True, differences=differences,
+                                  CallableKind(takes_gradients=True), differences=differences,
                                   following=following if chosen.follow_numbers else None,
                                   look_farther=self._states.look_farther)
 

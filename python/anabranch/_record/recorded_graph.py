@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from anabranch import _compat, config
 from anabranch._record.faults import BEGUN, may_run_plainly, run_users
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.recording import StepRecording
-from anabranch._record.launch.saved_blocks import SavedBlocks, handed_over, opened
+from anabranch._record.launch.saved_blocks import handed_over, opened
 from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
@@ -30,27 +32,21 @@ class RecordedGraph:
     signature.
 
     Args:
+        kind: of a graph; whether it may pass blocks is decided here.
         dynamic: sizes and strides of the tensors differ between calls, and are in the signature.
-        saved_from: of a forward, the index of the first result that is for its backward.
-        is_backward: the graph frees what was saved as it goes.
-        tangents: of a backward, the inputs that autograd holds until it has ended.
         label: stands before the inputs in reports.
         may_take_numbers: if not, calls with numbers run plainly. Numbers that depend on data would
             need a recording each.
-        saved: shared by a forward and its backward.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
-                 dynamic: bool, saved_from: int | None = None, *, is_backward: bool = False,
-                 tangents: Collection[int] = (), label: str = "", may_take_numbers: bool = True,
-                 saved: SavedBlocks | None = None) -> None:
+                 kind: CallableKind, *, dynamic: bool, label: str = "",
+                 may_take_numbers: bool = True) -> None:
+        may_pass = kind.saved_from is not None and not dynamic
         self._recorder = Recorder(lambda leaves: run_users(call, list(opened(leaves))), chosen,
-                                  name, takes_gradients=False,
-                                  call_last=lambda leaves: run_users(call, handed_over(leaves)),
-                                  saved_from=saved_from, frees_inputs=is_backward,
-                                  tangents=tangents, pair=saved,
-                                  may_pass_blocks=saved_from is not None and not dynamic)
-        self._given = saved if is_backward and not dynamic else None
+                                  name, dataclasses.replace(kind, may_pass_blocks=may_pass),
+                                  call_last=lambda leaves: run_users(call, handed_over(leaves)))
+        self._given = kind.pair if kind.is_backward and not dynamic else None
         self._call = call
         self._is_broken = False  # by a mistake of ours
         self._dynamic = dynamic

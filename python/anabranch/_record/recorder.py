@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anabranch import _compat, config
 from anabranch._core.library import NativeError
-from anabranch._record.attempt import Attempt
+from anabranch._record.attempt import Attempt, may_have_lanes
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
@@ -25,11 +25,11 @@ from anabranch._record.checks import MISSED
 from anabranch._record.faults import BEGUN, behind_answer
 from anabranch._record.graph_plans import GraphPlans
 from anabranch._record.kept_calls import KeptCalls
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import (
     InBlocks,
-    SavedBlocks,
     handed_over,
     opened,
 )
@@ -73,6 +73,7 @@ from anabranch._record.warn import placed, tell
 log = logging.getLogger("anabranch.record")
 _WARM_UP = 1  # plain calls of a signature before it is recorded
 _MOST_TRIES_AGAIN = 3
+_LeavesOf = Callable[[Any, Any], list[Any]]  # of a call's args and kwargs
 
 class Recorder:
     """The specializations of one callable.
@@ -83,25 +84,16 @@ class Recorder:
         call: ``call(leaves)`` runs the callable. The leaves may be InBlocks.
         call_last: the same, where the leaves are not needed afterwards, so that it may free them
             one by one.
-        takes_gradients: whether the callable may set ``.grad``.
-        saved_from: index of the first result that is saved for backward; all of those are freed
-            together.
-        frees_inputs: whether plain calls free leaves that require no gradient as they go: it is a
-            backward graph.
-        tangents: of a backward graph, the leaves that autograd holds until it has ended.
-        pair: what a forward graph and its backward share.
-        may_pass_blocks: whether saved results may be answered in blocks.
+        kind: what the callable is.
         differences: ``differences(key, keys)`` names in what a signature differs from the nearest
             of others.
         following: which numbers recordings follow; None: none.
         look_farther: called with paths that walks for a state follow from now on.
     """
 
-    def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str, *,
-                 takes_gradients: bool, call_last: Callable[[list[Any]], Any] | None = None,
-                 saved_from: int | None = None, frees_inputs: bool = False,
-                 tangents: Collection[int] = (), pair: SavedBlocks | None = None,
-                 may_pass_blocks: bool = False, following: Following | None = None,
+    def __init__(self, call: Callable[[list[Any]], Any], chosen: config.Options, name: str,
+                 kind: CallableKind, *, call_last: Callable[[list[Any]], Any] | None = None,
+                 following: Following | None = None,
                  differences: Differences = lambda key, keys: [],
                  look_farther: Callable[[Collection[Path]], None] = lambda ways: None) -> None:
         self.name = name
@@ -109,23 +101,20 @@ class Recorder:
                                                differences, chosen.timing)
         self.is_refused = False  # a recording was, and not because there are too many signatures
         self._call, self._call_last = call, call_last or call
-        self._chosen, self._takes_gradients = chosen, takes_gradients
-        self._saved_from, self._saved = saved_from, pair if may_pass_blocks else None
-        self._pair, self._frees_inputs, self._tangents = pair, frees_inputs, tangents
+        self._chosen, self._kind = chosen, kind
         self._following, self._look_farther = following, look_farther
         self._changing = ChangingValues()
         self._earlier = Earlier()
         self._alone: contextlib.AbstractContextManager[Any] = (
-            PLAIN_STEPS if takes_gradients else contextlib.nullcontext())
-        # Kernels run side by side only where that is verified.
-        self._has_lanes = chosen.max_parallel_kernels > 1 and chosen.verify
+            PLAIN_STEPS if kind.takes_gradients else contextlib.nullcontext())
+        self._has_lanes = may_have_lanes(chosen)
         # Decided once, when the first call begins: calls must stay on one stream, since gradients
         # that one call allocates are freed by the next.
         self._has_plenty: bool | None = None
         self._lock = self.specializations.lock
-        self._kept_calls = KeptCalls(name, chosen, takes_gradients)
-        self._graph_plans = GraphPlans(self._saved, pair)
-        self._launches = Launches(name, call, self._call_last, self._saved, frees_inputs, self.tell)
+        self._kept_calls = KeptCalls(name, chosen, kind)
+        self._graph_plans = GraphPlans(kind)
+        self._launches = Launches(name, call, self._call_last, kind, self.tell)
 
     def run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
             spec: Specialization | None = None) -> Any:
@@ -133,15 +122,15 @@ class Recorder:
         ``state`` is what a new recording uses besides its leaves. ``spec`` is the specialization of
         the key, if the caller has it."""
         answer = self._run(key, leaves, state, describe, spec)
-        if self._pair is not None and self._frees_inputs:
+        if self._kind.pair is not None and self._kind.is_backward:
             last = self.specializations.get(key)
-            self._pair.backward_is_short = last is not None and last.shortage is not None
+            self._kind.pair.backward_is_short = last is not None and last.shortage is not None
         return answer
 
     def _run(self, key: Any, leaves: list[Any], state: State, describe: Callable[[], str],
              spec: Specialization | None) -> Any:
         spec = spec or self.specializations.get(key)
-        if (spec is None or spec.recording is None) and self._takes_gradients \
+        if (spec is None or spec.recording is None) and self._kind.takes_gradients \
                 and PLAIN_STEPS.is_trying_here():
             return self._call_last(leaves)  # it becomes part of another callable's recording
         if spec is None:
@@ -195,7 +184,7 @@ class Recorder:
         tensors = [tensor for tensor in tensors if tensor is not None]
         spec.foreseen.versions = {id(tensor): version_of(tensor) for tensor in tensors}
         if self._has_plenty is None:
-            self._has_plenty = device is not None and self._takes_gradients \
+            self._has_plenty = device is not None and self._kind.takes_gradients \
                 and is_plentiful(device, size_of(tensors))
         spec.is_short_of_memory = device is None or not self._has_plenty
         if device is not None and Swaps.count % 2:
@@ -207,10 +196,10 @@ class Recorder:
             answer = self._call_last(leaves)
             spec.ahead = sizes()
         with self._behind_answer(spec):
-            spec.kept_cast = _compat.kept_cast() if self._takes_gradients else None
+            spec.kept_cast = _compat.kept_cast() if self._kind.takes_gradients else None
             self._kept_calls.check_first(spec)
             self._check_answer(spec, answer, device)
-            if self._takes_gradients and not is_observed():
+            if self._kind.takes_gradients and not is_observed():
                 spec.plain -= 1  # the next call warms up
                 self.tell(f"{self.name} runs unrecorded", Cause.RECORDING_FAULT.because(
                     UNOBSERVED, "It is recorded when that has ended."), key=UNOBSERVED)
@@ -220,7 +209,8 @@ class Recorder:
         """Whether a call is to be plain for want of memory: its own, or its backward's."""
         if spec.shortage and not self._has_memory_again(spec):
             return True
-        return self._pair is not None and not self._frees_inputs and self._pair.backward_is_short
+        pair = self._kind.pair
+        return pair is not None and not self._kind.is_backward and pair.backward_is_short
 
     @staticmethod
     def _has_memory_again(spec: Specialization) -> bool:
@@ -304,7 +294,7 @@ class Recorder:
 
     def _compiled_for_lanes(self) -> contextlib.AbstractContextManager[None]:
         """Around a plain call in which torch may compile something."""
-        return _compat.own_buffers() if self._has_lanes and self._takes_gradients \
+        return _compat.own_buffers() if self._has_lanes and self._kind.takes_gradients \
             else contextlib.nullcontext()
 
     def _refuse(self, spec: Specialization, why: Reason) -> None:
@@ -403,10 +393,8 @@ class Recorder:
 
     def _attempt(self, spec: Specialization, step: Step,
                  recorded: StepRecording | None = None) -> Attempt:
-        return Attempt(self.name, spec, step, self._chosen, recorded=recorded,
-                       takes_gradients=self._takes_gradients, has_lanes=self._has_lanes,
-                       earlier=self._earlier, saved_from=self._saved_from,
-                       frees_inputs=self._frees_inputs, look_farther=self._look_farther)
+        return Attempt(self.name, spec, step, self._chosen, self._kind, recorded=recorded,
+                       earlier=self._earlier, look_farther=self._look_farther)
 
     def _prove(self, spec: Specialization, leaves: list[Any], state: State) -> Any:
         """A call with words of kernels, or arguments on the CPU, that have not been compared yet:
@@ -499,8 +487,7 @@ class Recorder:
             spec.follows = self._following.places_in(leaves, state)
             numbers = self._following.of_step(leaves, state, spec.follows)
         step = spec.step(self._call, leaves, device, capture_stream(device), numbers=numbers,
-                         is_noted=self._has_lanes, is_compiled=not self._takes_gradients,
-                         is_backward=self._frees_inputs, tangents=self._tangents)
+                         is_noted=self._has_lanes, kind=self._kind)
         if spec.kept_cast is not None and spec.kept_cast is _compat.kept_cast() and (
                 step.optimizers or any(map(spec.foreseen.is_newer, step.parameters))):
             raise NotRecordable(
@@ -512,7 +499,7 @@ class Recorder:
     # Launching.
 
     def plan(self, plans: CallPlans, found: Call, key: Any,
-             leaves_of: Callable[[Any, Any], list[Any]]) -> None:
+             leaves_of: _LeavesOf) -> None:
         """Leaves a plan for calls like the one that has just been launched; ``leaves_of(args,
         kwargs)`` answers the leaves of such a call."""
         spec = self.specializations.get(key)
@@ -520,15 +507,15 @@ class Recorder:
             bound = spec.bind(found.state)
             if bound is not None:
                 plans.add(found, spec, bound, functools.partial(
-                    self._launch_planned, spec, bound, leaves_of))
+                    self._launch_planned, (spec, bound, leaves_of)))
 
     @_compat.untraced
-    def _launch_planned(self, spec: Specialization, bound: BoundState,
-                        leaves_of: Callable[[Any, Any], list[Any]], code: int, args: Any,
-                        kwargs: Any, given: list[Tensor], owners: list[Tensor],
+    def _launch_planned(self, plan: tuple[Specialization, BoundState, _LeavesOf], code: int,
+                        args: Any, kwargs: Any, given: list[Tensor], owners: list[Tensor],
                         words: Sequence[int]) -> Any:
         """A launch that a plan leaves to Python, whose checks have held: it takes more than
         addresses, or has been refused with this code."""
+        spec, bound, leaves_of = plan
         recording = spec.recording
         if recording is None:
             return MISSED

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from anabranch import config, errors
 from anabranch._compile import backend
 from anabranch._compile import cuts as cuts_module
+from anabranch._record.kind import CallableKind
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause
 from anabranch._record.trial.plain_steps import PLAIN_STEPS
@@ -107,7 +108,7 @@ def test_a_fall_back_is_told_once_a_reason_and_not_where_it_is_allowed(caplog):
 
 def test_graphs_with_one_cause_at_one_line_are_told_once_and_counted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    graphs = [RecordedGraph(lambda given: [given[0] + 1], config.resolve({}), f"graph {i}", False)
+    graphs = [RecordedGraph(lambda given: [given[0] + 1], config.resolve({}), f"graph {i}", CallableKind(), dynamic=False)
               for i in range(3)]
     with pytest.warns(errors.RecordWarning) as told:
         for graph in graphs * 2:
@@ -120,7 +121,7 @@ def test_graphs_with_one_cause_at_one_line_are_told_once_and_counted(monkeypatch
 def test_graphs_are_not_recorded_by_themselves_while_a_callable_around_them_is_tried(monkeypatch):
     """They become part of its recording; and have their own once it has been refused."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    graph = RecordedGraph(lambda given: [given[0] + 1], config.resolve({}), "graph", False)
+    graph = RecordedGraph(lambda given: [given[0] + 1], config.resolve({}), "graph", CallableKind(), dynamic=False)
     with PLAIN_STEPS, PLAIN_STEPS:
         assert torch.equal(graph([torch.ones(2)])[0], torch.full((2,), 2.0))
     assert graph.reports == []

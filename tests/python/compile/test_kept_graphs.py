@@ -121,7 +121,7 @@ def test_a_graph_from_the_cache_is_recorded_as_one_that_is_compiled(monkeypatch)
     backend._resume(config.resolve({}), saved, "key", compiled)
     recorded = compiled.current_callable
     assert made == [FACTS] and isinstance(recorded, RecordedGraph)
-    assert recorded._recorder._frees_inputs and recorded._recorder._tangents == [1]
+    assert recorded._recorder._kind.is_backward and recorded._recorder._kind.tangents == [1]
     assert recorded._recorder._chosen.max_parallel_kernels == 4
     assert recorded._given is saved
     cut = Cuts((Cause.GRAPH_IN_PARTS.because("it looks at a value"),))

@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import anabranch
 from anabranch import _compat, config
+from anabranch._record.kind import CallableKind
 from anabranch._record.recorder import Recorder
 from anabranch._record.state.state import State
 
@@ -43,7 +44,7 @@ def test_a_graph_on_streams_is_named_after_them():
 def test_a_recorded_step_is_named_after_itself(monkeypatch):
     StandIn(monkeypatch)
     recorder = Recorder(lambda leaves: leaves[0] * 2, config.resolve({"max_parallel_kernels": 1}),
-                        "train", takes_gradients=True)
+                        "train", kind=CallableKind(takes_gradients=True))
     x = torch.ones(4)
     for _ in range(3):
         recorder.run("key", [x], State(), lambda: "train")

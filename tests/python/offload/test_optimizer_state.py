@@ -18,6 +18,7 @@ import anabranch
 from anabranch import config
 from anabranch._offload import copies, host_memory, optimizer_chunks, optimizer_state
 from anabranch._record.capture.access_notes import AccessNotes
+from anabranch._record.kind import CallableKind
 from anabranch._record.recorder import Recorder
 from anabranch._record.state import state as state_module
 from anabranch.errors import RecordWarning, WrongArgument
@@ -512,7 +513,7 @@ def test_a_recording_is_compared_from_the_state_that_the_step_has_met(lanes, mon
             continue
         StandIn(monkeypatch, arguments=4)
         recorder = Recorder(step, config.resolve({"max_parallel_kernels": 1}), "step",
-                            takes_gradients=True)
+                            kind=CallableKind(takes_gradients=True))
         found = [recorder.run("key", list(parameters), state_module.State([step]), lambda: "step")
                  for _ in range(6)]
         [spec] = list(recorder.specializations.values())

@@ -32,6 +32,7 @@ from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Fresh
 from anabranch._record.checks import MISSED, call
 from anabranch._record.faults import BEGUN
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch import discovered
 from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch.recording import StepRecording
@@ -63,7 +64,7 @@ def leaves_of(args, kwargs):
 
 def recorder_of_step(**options):
     return recorder_module.Recorder(lambda leaves: "plain", config.resolve(options), "step",
-                                    takes_gradients=True)
+                                    kind=CallableKind(takes_gradients=True))
 
 
 class Planned:
@@ -81,7 +82,7 @@ class Planned:
         of_call = Call(args, {}, None, leaves, signature_of(leaves, state, None)[2], (), state,
                        state.guards())
         self.plan = _Maker(of_call, self.spec, self.bound, True).plan(functools.partial(
-            self.recorder._launch_planned, self.spec, self.bound, leaves_of))
+            self.recorder._launch_planned, (self.spec, self.bound, leaves_of)))
 
     def __call__(self, *args):
         BEGUN.runs += 1
@@ -359,7 +360,7 @@ def test_compiled_graphs_are_launched_at_once_and_pass_blocks(saving, monkeypatc
 
     def runs(recording, arguments, **how):
         recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({}), "graph",
-                                            takes_gradients=False, pair=pair, **how)
+                                            kind=CallableKind(pair=pair, **how))
         spec = recorder._new_specialization("key", [], state_module.NO_STATE, lambda: "()")
         spec.arguments, spec.recording = arguments, recording
         spec._paths = []
@@ -367,7 +368,7 @@ def test_compiled_graphs_are_launched_at_once_and_pass_blocks(saving, monkeypatc
         return spec, lambda leaves: recorder.run("key", leaves, state_module.NO_STATE, lambda: "()")
 
     spec, forward = runs(saving[0], [0, 1], saved_from=2, may_pass_blocks=True)
-    other, backward = runs(saving[1], [0, 1, 3], frees_inputs=True)
+    other, backward = runs(saving[1], [0, 1, 3], is_backward=True)
     for i in range(5):
         x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT))
         y, same, *saved, part = forward([x, w])

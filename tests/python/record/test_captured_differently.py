@@ -14,6 +14,7 @@ from anabranch._core.library import NativeError
 from anabranch._record import attempt as attempt_module
 from anabranch._record import refusals
 from anabranch._record.capture.step import Step
+from anabranch._record.kind import CallableKind
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import State
 from anabranch._record.tensors import units_apart, units_of
@@ -59,7 +60,7 @@ def making(monkeypatch):
         step = dataclasses.replace(step_of_two(), is_noted=True, **kind)
         attempt = attempt_module.Attempt(
             "step", Specialization("()", State()), step,
-            config.resolve({}), takes_gradients=True, has_lanes=True, saved_from=None,
+            config.resolve({}), kind=CallableKind(takes_gradients=True),
             earlier=Earlier(), look_farther=lambda ways: None)
         attempt._trial = SimpleNamespace(rewind=rewind, use=lambda step: None)
         return attempt._make_and_launch(None)

@@ -16,6 +16,7 @@ from torch import nn
 import anabranch
 from anabranch import errors
 from anabranch._record import recorded_graph
+from anabranch._record.kind import CallableKind
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE
 from anabranch._record.state.cache import StateCache
@@ -154,7 +155,7 @@ def test_a_compiled_graph_runs_plainly_behind_a_mistake_unless_its_inputs_are_go
         calls.append(inputs.pop())
         return calls[-1] * 2
 
-    made = RecordedGraph(graph, anabranch.config.resolve({}), "graph", False)
+    made = RecordedGraph(graph, anabranch.config.resolve({}), "graph", CallableKind(), dynamic=False)
     monkeypatch.setattr(recorded_graph.Recorder, "run", fail)
     with pytest.warns(errors.RecordWarning, match="E0318"):
         assert made([torch.tensor(3)]) == 6 and made([torch.tensor(4)]) == 8
@@ -164,7 +165,7 @@ def test_a_compiled_graph_runs_plainly_behind_a_mistake_unless_its_inputs_are_go
         leaves.clear()
         fail()
 
-    made = RecordedGraph(graph, anabranch.config.resolve({}), "graph", False)
+    made = RecordedGraph(graph, anabranch.config.resolve({}), "graph", CallableKind(), dynamic=False)
     monkeypatch.setattr(recorded_graph.Recorder, "run", take)
     with pytest.raises(Broken):
         made([torch.tensor(3)])

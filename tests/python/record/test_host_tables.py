@@ -21,6 +21,7 @@ from anabranch._record.attempt import Attempt
 from anabranch._record.capture import host_constants, host_tables
 from anabranch._record.capture.host_constants import HostConstants
 from anabranch._record.capture.host_tables import HostTables
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.signatures import specialization
@@ -213,7 +214,7 @@ def test_steps_of_several_processes_have_no_arguments_on_the_cpu(others, numbers
 def test_compiled_graphs_run_plainly_where_inputs_lie_on_the_cpu():
     with pytest.raises(NotRecordable, match="input 1 of a compiled graph"):
         Specialization("()", NO_STATE).step(len, [3, lengths()], 0, None, numbers=None,
-                                            is_noted=False, is_compiled=True)
+                                            is_noted=False, kind=CallableKind())
 
 
 def test_where_no_memory_can_be_pinned_arguments_are_sent_without():

@@ -18,6 +18,7 @@ from anabranch._record.attempt import Attempt
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step, Wrapped
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch import known
 from anabranch._record.launch.known import CAPTURES_DIFFER, KnownSteps
 from anabranch._record.signatures.specialization import Specialization
@@ -135,8 +136,7 @@ def tried(monkeypatch):
 
     def attempt(others=False, verify=True, **changes):
         made = Attempt("step", Specialization("()", State()), dataclasses.replace(step, **changes),
-                       config.resolve({"verify": verify}), takes_gradients=True, has_lanes=True,
-                       saved_from=None, earlier=seen.earlier, look_farther=lambda ways: None)
+                       config.resolve({"verify": verify}), kind=CallableKind(takes_gradients=True), earlier=seen.earlier, look_farther=lambda ways: None)
         made._trial = SimpleNamespace(rewind=lambda: None, use=lambda step: None, let_go_bytes=0,
                                       own_memory=())
         made._agree = SimpleNamespace(has_others=others, make=lambda make: make(),

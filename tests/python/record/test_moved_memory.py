@@ -15,6 +15,7 @@ from anabranch import config, errors
 from anabranch._record import attempt
 from anabranch._record import recorder as recorder_module
 from anabranch._record.capture.capture import memory_stays
+from anabranch._record.kind import CallableKind
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.state.state import State
 from anabranch._record.tensors import MemoryOf
@@ -65,7 +66,7 @@ def calls(monkeypatch):
         nonlocal model
         model = made
         recorder = recorder_module.Recorder(lambda leaves: made(*leaves), config.resolve(
-            {"max_parallel_kernels": 1}), "step", takes_gradients=True)
+            {"max_parallel_kernels": 1}), "step", kind=CallableKind(takes_gradients=True))
         found = []
         with pytest.warns(errors.RecordWarning):
             for i in range(CALLS):
@@ -101,7 +102,7 @@ def test_an_argument_that_gets_other_memory_keeps_a_step_plain(monkeypatch):
         return leaves[0] + 1
 
     recorder = recorder_module.Recorder(step, config.resolve({"max_parallel_kernels": 1}), "step",
-                                        takes_gradients=True)
+                                        kind=CallableKind(takes_gradients=True))
     x = torch.ones(3)
     with pytest.warns(errors.RecordWarning, match="other memory"):
         for i in range(1, CALLS):

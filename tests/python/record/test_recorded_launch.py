@@ -35,6 +35,7 @@ from anabranch._record.capture import compare
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
 from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch import timing
@@ -233,7 +234,7 @@ def test_a_call_that_is_given_blocks_opens_them_where_it_cannot_be_launched_at_t
     *_, product, total, part = forward.launch([x, w], [], in_blocks=True)
     leaves = InBlocks([product, total, 5, part], InputPlaces(forward.layout, {2: 0, 3: 1, 4: 3}))
     recorder = recorder_module.Recorder(lambda leaves: opened(leaves), config.resolve({}), "step",
-                                        takes_gradients=False)
+                                        kind=CallableKind())
     spec = recorder._new_specialization("key", leaves, state_module.NO_STATE, lambda: "()")
     spec.arguments, spec.recording = [0, 1, 3], backward
     spec._bound[state_module.NO_STATE] = BoundState(State(), [], [], [], 0, None, None)
@@ -267,7 +268,7 @@ def test_an_argument_that_lies_badly_is_copied_there_and_back_and_answered_itsel
     spec.arguments, spec.recording = [0, 1], recorded
     recorder = recorder_module.Recorder(lambda leaves: "plain",
                                         config.resolve({"max_recordings": 1}), "step",
-                                        takes_gradients=False)
+                                        kind=CallableKind())
     x, w = aligned(torch.randn(COUNT)), aligned(torch.randn(COUNT), off=4)
     view.parameters = [w]
     assert recorded.misaligned([x, w]) == [1]
@@ -388,7 +389,7 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
     monkeypatch.setattr(recorder_module, "_WARM_UP", 10)
     chosen = config.resolve({"max_recordings": 8})
     graph = recorder_module.Recorder(lambda leaves: leaves[0] + 1, chosen, "graph",
-                                     takes_gradients=False)
+                                     kind=CallableKind())
 
     def backward(leaves):
         found = []
@@ -398,7 +399,7 @@ def test_a_plain_run_may_wait_for_a_graph_that_another_thread_runs_for_it(monkey
         thread.join(60)
         return found
 
-    step = recorder_module.Recorder(backward, chosen, "step", takes_gradients=True)
+    step = recorder_module.Recorder(backward, chosen, "step", kind=CallableKind(takes_gradients=True))
     assert step.run("key", [1], State(), lambda: "()") == [2]
 
 
@@ -413,8 +414,7 @@ def test_lanes_are_granted_slack_and_each_that_is_asked_for_as_much(monkeypatch,
         earlier.has_slack = has_slack
         attempt = attempt_module.Attempt(
             "step", Specialization("()", State()), step_of[0],
-            config.resolve({"parallel_bytes": parallel_bytes}), takes_gradients=True,
-            has_lanes=True, saved_from=None, earlier=earlier, look_farther=lambda ways: None)
+            config.resolve({"parallel_bytes": parallel_bytes}), kind=CallableKind(takes_gradients=True), earlier=earlier, look_farther=lambda ways: None)
         attempt.allowance.plain_bytes, attempt.allowance.asked_lanes = plain, lanes
         return attempt.allowance.room(SimpleNamespace(launch_bytes=ordered))
 
@@ -439,7 +439,7 @@ def test_a_backward_grants_no_lanes_the_memory_that_its_plain_calls_free(monkeyp
     def spare(frees_inputs):
         attempt = attempt_module.Attempt(
             "step", Specialization("()", State()), step, config.resolve({"parallel_bytes": 5}),
-            takes_gradients=False, has_lanes=True, saved_from=None, frees_inputs=frees_inputs,
+            kind=CallableKind(is_backward=frees_inputs),
             earlier=Earlier(), look_farther=lambda ways: None)
         attempt.allowance.let_go_bytes = 20
         return attempt.allowance.room(SimpleNamespace(launch_bytes=30)).size_bytes

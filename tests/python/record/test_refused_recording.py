@@ -14,6 +14,7 @@ from anabranch import config, errors
 from anabranch._core.library import NativeError
 from anabranch._record import attempt, refusals
 from anabranch._record import recorder as recorder_module
+from anabranch._record.kind import CallableKind
 from anabranch._record.refusals import Apart
 from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.state.state import NO_STATE
@@ -42,7 +43,7 @@ def racing(monkeypatch):
 
     def recorder(**options):
         made = recorder_module.Recorder(call, config.resolve({"verify": False, **options}), "step",
-                                        takes_gradients=False)
+                                        kind=CallableKind())
         step = SimpleNamespace(device=0, optimizers=(), objects=(), call=call, tensors=[], leaves=[1], is_noted=False,
                                numbers=None)
         monkeypatch.setattr(made, "_step", lambda spec, leaves: step)
@@ -166,14 +167,14 @@ def test_answers_on_the_cpu_are_refused_by_the_first_call(monkeypatch):
         return leaves[0], {"seed": torch.zeros(2)}
 
     monkeypatch.setattr(recorder_module, "device_of", lambda leaves, state: 0)
-    recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
+    recorder = recorder_module.Recorder(call, config.resolve({}), "step", kind=CallableKind())
     for _ in range(3):
         assert run(recorder)[0] == 1
     [report] = recorder.specializations.reports()
     assert "a tensor on the CPU" in report.reason and report.calls == len(calls) == 3
     # Nothing on a GPU.
     monkeypatch.setattr(recorder_module, "device_of", lambda leaves, state: None)
-    recorder = recorder_module.Recorder(call, config.resolve({}), "step", takes_gradients=False)
+    recorder = recorder_module.Recorder(call, config.resolve({}), "step", kind=CallableKind())
     run(recorder)
     assert recorder.specializations.reports()[0].reason is None
 

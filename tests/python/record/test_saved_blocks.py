@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from anabranch import _compat
 from anabranch._record import launches, recorder
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.output_buffers import part_of
 from anabranch._record.launch.saved_blocks import (
     BlockLayout,
@@ -252,8 +253,7 @@ def test_while_a_backward_is_plain_for_want_of_memory_its_forward_is_too(monkeyp
     monkeypatch.setattr(recorder.Recorder, "_launch", launch)
 
     def made(is_backward):
-        one = recorder.Recorder(lambda leaves: "plain", Options(), "a graph", takes_gradients=False,
-                                frees_inputs=is_backward, pair=pair)
+        one = recorder.Recorder(lambda leaves: "plain", Options(), "a graph", kind=CallableKind(is_backward=is_backward, pair=pair))
         one.specializations["key"] = Specialization("", NO_STATE)
         one.specializations["key"].recording = object()
         one.specializations["other"] = Specialization("", NO_STATE)

@@ -20,6 +20,7 @@ from anabranch._core.capture import Block, Slot
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Fresh, Step, Wrapped
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch import discovered, output_buffers
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.output_buffers import OutputBuffers
@@ -268,11 +269,11 @@ def test_a_recorder_of_a_backward_graph_says_that_its_results_are_gradients(monk
     """And that of a callable or another graph does not."""
     seen = []
     monkeypatch.setattr(Specialization, "step",
-                        lambda self, *_, **how: seen.append(how["is_backward"]))
+                        lambda self, *_, **how: seen.append(how["kind"].is_backward))
     monkeypatch.setattr("anabranch._record.recorder.device_of", lambda *_: 0)
     monkeypatch.setattr("anabranch._record.recorder.capture_stream", lambda device: None)
-    for frees_inputs in (True, False):
-        made = Recorder(lambda leaves: None, config.resolve({}), "graph", takes_gradients=False,
-                        frees_inputs=frees_inputs)
+    for is_backward in (True, False):
+        made = Recorder(lambda leaves: None, config.resolve({}), "graph",
+                        kind=CallableKind(is_backward=is_backward))
         made._step(Specialization("()", NO_STATE), [])
     assert seen == [True, False]

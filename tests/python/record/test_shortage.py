@@ -16,6 +16,7 @@ from stand_in_recording import GIB, SAID, StandIn
 from anabranch import config, errors
 from anabranch._record import attempt
 from anabranch._record import recorder as recorder_module
+from anabranch._record.kind import CallableKind
 from anabranch._record.memory import shortage
 from anabranch._record.memory.shortage import Short, is_out_of_memory, wanted_of
 from anabranch._record.state.state import State
@@ -61,7 +62,7 @@ def eager(calls=CALLS):
 def recorder_of(training, **options):
     return recorder_module.Recorder(training.step,
                                     config.resolve({"max_parallel_kernels": 1, **options}), "step",
-                                    takes_gradients=True)
+                                    kind=CallableKind(takes_gradients=True))
 
 
 def run(recorder, training, calls=CALLS, key="key"):
@@ -136,7 +137,7 @@ def test_what_a_recorded_call_answers_is_the_callers_alone(stand_in, no_collecti
     leaves = [torch.ones(5000), torch.ones(5000), torch.ones(5000)]
     recorder = recorder_module.Recorder(
         lambda given: (given[0] * given[1], given[1] + given[2]),
-        config.resolve({"max_parallel_kernels": 1}), "step", takes_gradients=False)
+        config.resolve({"max_parallel_kernels": 1}), "step", kind=CallableKind())
     for _ in range(3):
         answer = recorder.run("key", leaves, State(()), lambda: "step")
         held = [sys.getrefcount(answer[0]), sys.getrefcount(answer[1])]
@@ -151,7 +152,7 @@ def test_a_forward_graph_that_saves_what_another_graph_has_made_is_recorded(stan
     stand_in.arguments = 2
     recorder = recorder_module.Recorder(
         lambda given: (given[0] * given[1], given[0]),
-        config.resolve({"max_parallel_kernels": 1}), "step", takes_gradients=False, saved_from=1)
+        config.resolve({"max_parallel_kernels": 1}), "step", kind=CallableKind(saved_from=1))
     weight = torch.ones(5000, requires_grad=True)
     for i in range(4):
         made = torch.full((5000,), i + 1.0, requires_grad=True) * 2
@@ -168,7 +169,7 @@ def test_what_a_step_gives_a_history_to_is_refused(stand_in):
     weight = torch.ones(5000, requires_grad=True)
     recorder = recorder_module.Recorder(
         lambda given: given[0].mul_(weight), config.resolve({"max_parallel_kernels": 1}), "step",
-        takes_gradients=True)
+        kind=CallableKind(takes_gradients=True))
     for _ in range(3):
         assert recorder.run("key", [torch.ones(5000)], State(()), lambda: "step").grad_fn is not None
     [report] = recorder.specializations.reports()
@@ -315,7 +316,7 @@ def test_a_step_that_writes_what_it_was_not_known_to_write_is_recorded_a_call_la
         return answer
 
     recorder = recorder_module.Recorder(step, config.resolve({"max_parallel_kernels": 1}), "step",
-                                        takes_gradients=True)
+                                        kind=CallableKind(takes_gradients=True))
     found = run(recorder, training, 6)
     twin = Training()
     wanted = []

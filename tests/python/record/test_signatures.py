@@ -13,6 +13,7 @@ from torch import nn
 from anabranch import config
 from anabranch._core.abi import CaptureCounts
 from anabranch._record import recorder as recorder_module
+from anabranch._record.kind import CallableKind
 from anabranch._record.signatures.signature import (
     ARGUMENTS_ALONE,
     describe,
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.oldest
 
 def recorder(**options):
     return recorder_module.Recorder(lambda leaves: leaves[0] + 1, config.resolve(
-        {"max_recordings": 2, **options}), "step", takes_gradients=False)
+        {"max_recordings": 2, **options}), "step", kind=CallableKind())
 
 
 def run(made, key):

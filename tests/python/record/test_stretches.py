@@ -25,6 +25,7 @@ from anabranch._record import recorder as recorder_module
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Alias, Fresh, Step
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch import discovered, output_buffers, timing
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch import swapped_out as swapped_out_module
@@ -372,7 +373,7 @@ class Short:
 def recorder_of(recorded, leaves):
     """Whose plain calls answer "plain"."""
     recorder = recorder_module.Recorder(lambda leaves: "plain", config.resolve({}), "step",
-                                        takes_gradients=False, frees_inputs=True)
+                                        kind=CallableKind(is_backward=True))
     spec = recorder._new_specialization("key", leaves, state_module.NO_STATE, lambda: "()")
     spec.arguments, spec.recording = [0, 1, 2], recorded
     spec._bound[state_module.NO_STATE] = BoundState(State(), [], [], [], 0, None, None)

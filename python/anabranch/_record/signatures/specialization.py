@@ -12,7 +12,7 @@ import dataclasses
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from anabranch._record.capture.step import Step
 from anabranch._record.draws.taken import Draw
 from anabranch._record.effects.mutations import Mutation
 from anabranch._record.effects.side_effects import BoundMutations, bind_mutations
+from anabranch._record.kind import CallableKind
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InputPlaces
@@ -216,10 +217,9 @@ class Specialization:
 
     def step(self, call: Callable[[list[Any]], Any], leaves: list[Any], device: int,
              stream: torch.cuda.Stream, *, numbers: StepNumbers | None, is_noted: bool,
-             is_compiled: bool, is_backward: bool = False,
-             tangents: Collection[int] = ()) -> Step:
+             kind: CallableKind) -> Step:
         """What is to be captured of a call in this signature's state. Raises NotRecordable."""
-        state = self.state
+        state, is_compiled = self.state, not kind.takes_gradients
         self.arguments = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         on_host = HostArguments(leaves, self.arguments, device)
         self.on_host = on_host if on_host.numbers else None
@@ -247,7 +247,8 @@ class Specialization:
         made = Step(call, leaves, self.arguments, tensors,
                     units_apart(tensors, len(self.arguments)), len(tensors) - len(given), owners,
                     device, stream, is_noted=is_noted, is_timed=self._is_timed, numbers=numbers,
-                    is_compiled=is_compiled, is_backward=is_backward, tangents=tangents,
+                    is_compiled=is_compiled, is_backward=kind.is_backward,
+                    tangents=kind.tangents,
                     optimizers=state.optimizers, fixed=fixed, objects=list(objects.values()),
                     on_cpu=standing(state.on_cpu), pinned=standing(state.pinned),
                     on_host=on_host.numbers)

@@ -20,7 +20,7 @@ from torch import nn
 from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.paths import AllPaths, Ignored, Path
 from anabranch._record.state.read_set import NOTHING_READ, ReadSet
-from anabranch._record.state.state import State
+from anabranch._record.state.state import SearchRules, State
 
 _UNUSED_CALLS = 256  # after which models that are no longer given are let go of
 _Ids = tuple[int, ...]
@@ -69,8 +69,11 @@ class StateCache:
             if state is None or not self._is_as_told(state) \
                     or not state.base.is_of(_base_of(objects)) or not state.base.is_current():
                 return None
-            return self._keep(State(self._roots, objects, state, self._farther, state.base,
-                                    self._ignored, self.followed, self._often_new, self.seen), ids)
+            return self._keep(State(self._roots, objects, state, state.base, self._rules), ids)
+
+    @property
+    def _rules(self) -> SearchRules:
+        return SearchRules(self._farther, self._ignored, self.followed, self._often_new, self.seen)
 
     def note_use(self, objects: Sequence[Any]) -> bool:
         """To be called in every call, with what it is given, where there are several states. At
@@ -96,11 +99,9 @@ class StateCache:
             if replaced:
                 self._often_new = self._often_new.union(replaced)
             of_base = _base_of(objects)
-            state = State(self._roots, of_base, before, self._farther, ignored=self._ignored,
-                          followed=self.followed, often_new=self._often_new, seen=self.seen)
+            state = State(self._roots, of_base, before, rules=self._rules)
             if None in of_base:
-                state = State(self._roots, objects, before, self._farther, state, self._ignored,
-                              self.followed, self._often_new, self.seen)
+                state = State(self._roots, objects, before, state, self._rules)
             return self._keep(state, ids)
 
     def _keep(self, state: State, ids: _Ids) -> State:

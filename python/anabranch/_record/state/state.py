@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,20 @@ _COUNTER_BYTES = 1 << 16
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
+
+class SearchRules(NamedTuple):
+    """What searches of one callable go by, as far as earlier calls have shown it."""
+
+    farther: frozenset[Path] = frozenset()  # paths that the walk follows besides its own, see Walk
+    ignored: Ignored = frozenset()  # paths of values that the step changes: no guards
+    followed: NumberPlaces = NO_NUMBERS  # numbers that recordings follow: no guards either
+    often_new: frozenset[Path] = frozenset()  # where new lists are put, which are looked into
+    seen: ReadSet = NOTHING_READ  # what code was seen to read besides
+
+
+NO_RULES = SearchRules()
+
+
 class State:
     """The tensors, modules and optimizers that can be reached from a step, and the guards on them.
 
@@ -69,20 +83,14 @@ class State:
         roots: the callable, and what the user named with ``state=``.
         arguments: objects among the arguments of the call.
         before: the previous state, to see which pinned tensors have been written since.
-        farther: paths that the walk follows besides its own, see Walk.
         base: a state of the same roots whose arguments have None in the places of batches. It is
             reused, and only the batches are walked: they are new in each call and lead to little.
-        ignored: paths of values that are not guarded, since the step itself changes them.
-        followed: numbers that recordings follow, which are not guarded either.
-        often_new: paths at which the program puts new lists; whatever stands there is looked into.
-        seen: what code was seen to read besides.
     """
 
     def __init__(self, roots: Iterable[Any] = (), arguments: Sequence[Any] = (),
-                 before: State | None = None, farther: frozenset[Path] = frozenset(),
-                 base: State | None = None, ignored: Ignored = frozenset(),
-                 followed: NumberPlaces = NO_NUMBERS,
-                 often_new: frozenset[Path] = frozenset(), seen: ReadSet = NOTHING_READ) -> None:
+                 before: State | None = None, base: State | None = None,
+                 rules: SearchRules = NO_RULES) -> None:
+        farther, ignored, followed, often_new, seen = rules
         self._names: set[str]
         self._only_called: set[str]
         self._changing: GuardSet
