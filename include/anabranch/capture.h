@@ -62,8 +62,8 @@ ANABRANCH_API Result<std::vector<CaptureChecksum>> make_checksums(
     const Device& device, std::span<const CaptureRange> ranges, CudaStream stream);
 
 // Addresses for captures: fresh ones for every allocation. All of them are mapped to one page of
-// memory, eight granules of the driver (16 MiB), since nothing runs while a graph is captured. Work
-// that runs on them reads and writes that one page.
+// memory (16 MiB, 128 while most of the GPU is free), since nothing runs while a graph is captured.
+// Work that runs on them reads and writes that one page.
 class CaptureMemory {
  public:
   // `is_kept`: allocations get memory of their own, so that the graph may be launched as it is.

@@ -7,7 +7,7 @@ until the next call is captured, at other addresses: both tell the recording, an
 again, what the step does. So the next call is compared without running its Python twice. Between
 its launches there is memory only where somebody has a tensor.
 
-Source: "A call may be its own capture" in docs/decisions.md. Threads: one capture at a time
+Source: "A call may be its own capture" in docs/decisions/. Threads: one capture at a time
 in a process. Failure: NotRecordable and NativeError; nothing has run on the GPU then, and what the
 step's Python has done is the caller's to put back.
 """
