@@ -72,7 +72,7 @@ class Launches:
             run = _compat.in_profiles(recording.launch, self._name)
             BEGUN.runs += 1
             answer = run(given, owners, bound.objects_now() if bound.objects else (),
-                         offsets=offsets, in_blocks=in_blocks, words=words, frees=frees)
+                         at=offsets, in_blocks=in_blocks, words=words, frees=frees)
         except DrawnOtherwise:
             return self.run_plainly(spec, leaves)
         except torch.OutOfMemoryError:

@@ -88,7 +88,8 @@ def choose(monkeypatch):
     monkeypatch.setattr(overlap._compat, "keep_gpu_busy", lambda cycles: None)
 
     def choose(ordered, overlapped, *, agree=lambda found: found, wrong=None, spare=0, copied=1000,
-               earlier=None, is_asked=False, is_full=False):
+               earlier=None, is_asked=False, **how):
+        """``is_full``: there is no memory for more."""
         def verify(trial, plain, recorded, agree, in_order, seen):
             assert trial.now == trial.floats == 0
             assert recorded is overlapped and in_order is ordered and seen is verdict.seen
@@ -101,7 +102,8 @@ def choose(monkeypatch):
         choose.verified = False
         monkeypatch.setattr(overlap, "verify", verify)
         trial = choose.trial = Trial()
-        trial.copied_bytes, trial.is_full = copied, is_full
+        trial.copied_bytes = copied
+        trial.is_full = how.get("is_full", False)
         standing = SimpleNamespace(answer="standing", let_go=lambda: None)
         verdict = Verdict(False, standing, object())
         recorded, gain, why, answer = overlap.choose_overlap(

@@ -192,7 +192,7 @@ def test_a_launch_is_given_blocks_where_it_takes_nothing_but_addresses(saving):
     places = InputPlaces(forward.layout, {2: 0, 3: 2, 4: 3})
     offsets = backward.offsets(places, [0, 2])  # the second input is a number
     assert offsets == struct.pack("2Q", 0, 512) and backward.offsets(places, [0, 2]) is offsets
-    [answer] = backward.launch([product, total], [], offsets=offsets)
+    [answer] = backward.launch([product, total], [], at=offsets)
     assert torch.equal(answer, x * w * (x + w) + 1)
     capture.first.mutated = [1]
     assert recording_of(step, capture).offsets(places, [0, 2]) is None
@@ -211,7 +211,7 @@ def test_tensors_that_overlap_in_a_block_as_they_did_are_launched_there(saving):
     places = InputPlaces(forward.layout, {2: 0, 3: 1, 4: 2})
     offsets = backward.offsets(places, [0, 1, 2])
     assert offsets == struct.pack("2Q", 0, 512) and backward.fits(given, places)
-    [answer] = backward.launch([product, total, part], [], offsets=offsets)
+    [answer] = backward.launch([product, total, part], [], at=offsets)
     assert torch.equal(answer, x * w * (x + w) + 1)
 
     def places_with(part):

@@ -284,7 +284,7 @@ def test_tensors_in_blocks_are_found_by_every_stretch(recorded):
     row = (COUNT,), (1,), torch.float32
     layout = BlockLayout({0: BlockPlace(0, 0, *row), 1: BlockPlace(0, BYTES, *row)})
     offsets = recorded.offsets(InputPlaces(layout, {0: 0, 1: 2}), [0, 1, 2])
-    answer = recorded.launch([block, b, block], [], offsets=offsets, frees=[])
+    answer = recorded.launch([block, b, block], [], at=offsets, frees=[])
     assert agree(answer, expected([a, b, c]))
 
 

@@ -11,6 +11,7 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import struct
 from collections.abc import Iterable, Sequence
@@ -342,40 +343,41 @@ class StepRecording:
                  max(self.stretches, key=lambda stretch: stretch.arena_bytes).allocate_parts())
 
     def launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
-               objects: Sequence[Any] = (), poison: int | None = None,
-               at: Sequence[Tensor] | None = None, offsets: bytes = b"",
-               in_blocks: bool = False, words: Sequence[int] = (), has_drawn: bool = False,
-               frees: list[Any] | None = None) -> Any:
+               objects: Sequence[Any] = (), poison: int | None = None, *,
+               at: Sequence[Tensor] | bytes = b"", in_blocks: bool = False,
+               words: Sequence[int] = (), frees: list[Any] | None = None) -> Any:
         """One launch on the current stream of the recording's device. ``objects`` are those that it
         answers, as they are now; ``poison`` is a byte to fill fresh memory with, which the step
-        must not see; ``at`` are tensors in the given ones' place, if there are any, of which only
-        addresses are taken; ``offsets`` are what offsets() answers; ``in_blocks``: what is saved is
-        answered so; ``words`` are what words() answers; ``has_drawn``: what is drawn on the CPU has
-        been. ``frees``: a list that holds what is given, too. A launch in stretches empties it
-        behind the first one and takes tensors out of ``given``, so that they may be freed.
-        DrawnOtherwise where the step would go another way by that; torch's generator is then, and
-        where a launch fails, as before."""
-        if _compat.current_device() != self._device:
-            with torch.cuda.device(self._device):
-                return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
-                                   words, frees=frees)
-        if self.draws is not None and not has_drawn:
-            with self.draws.repeated():
-                return self.launch(given, parameters, objects, poison, at, offsets, in_blocks,
-                                   words, has_drawn=True, frees=frees)
+        must not see; ``at`` says where what is given lies: tensors in its place, of which only
+        addresses are taken, or what offsets() answers; ``in_blocks``: what is saved is answered so;
+        ``words`` are what words() answers. ``frees``: a list that holds what is given, too. A
+        launch in stretches empties it behind the first one and takes tensors out of ``given``, so
+        that they may be freed. What is drawn on the CPU is drawn first: DrawnOtherwise where the
+        step would go another way by that; torch's generator is then, and where a launch fails, as
+        before."""
+        if _compat.current_device() == self._device and self.draws is None:
+            return self._launch(given, parameters, objects, poison, at, in_blocks, words, frees)
+        with torch.cuda.device(self._device), \
+                self.draws.repeated() if self.draws is not None else contextlib.nullcontext():
+            return self._launch(given, parameters, objects, poison, at, in_blocks, words, frees)
+
+    def _launch(self, given: Sequence[Tensor], parameters: Sequence[Tensor],
+                objects: Sequence[Any], poison: int | None, at: Sequence[Tensor] | bytes,
+                in_blocks: bool, words: Sequence[int], frees: list[Any] | None) -> Any:
+        offsets, at = (at, given) if isinstance(at, bytes) else (b"", at or given)
         self.gradients.let_go(parameters)
         replay = None if self.random is None else self.random.replay
         if self._in_turn is None:
             bases, stretch = self._buffers.allocate(), self.stretches[0]
             parts = None if poison is None else stretch.poisoned(poison, bases)
             try:
-                stretch.queue(self._device, at or given, offsets, bases, parts, words, replay)
+                stretch.queue(self._device, at, offsets, bases, parts, words, replay)
             except NativeError:  # behind the replay
                 if self.random is not None:
                     self.random.take_back()
                 raise
         else:
-            bases = self._in_turn.launch(at or given, offsets, poison, frees, replay)
+            bases = self._in_turn.launch(at, offsets, poison, frees, replay)
         fresh = self._fresh(given, parameters, bases, in_blocks)
         if self._mutated:
             self._increment_versions(given)
