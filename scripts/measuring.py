@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/measuring.md from what was measured: bench/results and its suite.
+"""Writes tables of docs/measuring.md and README.md from what was measured: bench/results.
 
-    python scripts/measuring.py                  rewrites the page
-    python scripts/measuring.py --check          writes nothing; answers 1 if the page would change
+    python scripts/measuring.py                  rewrites the pages
+    python scripts/measuring.py --check          writes nothing; answers 1 if a page would change
 
-What stands in the page between ``<!-- table: NAME -->`` and ``<!-- end -->`` becomes the table of
+What stands in a page between ``<!-- table: NAME -->`` and ``<!-- end -->`` becomes the table of
 that name: a line with the machine and the command, as the JSON tells them, then the rows.
 """
 
@@ -32,6 +32,10 @@ NONE = "-"
 GB, MIB = 1e9, 1 << 20
 COMPILE, FROZEN, GRAPH_TREES = "torch.compile", "frozen graph", "reduce-overhead"
 RECORD, BACKEND = "anabranch.record", "anabranch backend"
+GAINS = {"gradients B1 S256": "forward and backward, 256 tokens, `backend`",
+         "training B1 S256": "training step, 256 tokens, `record`",
+         "training B4 S1024": "the same, 4 x 1,024 tokens",
+         "inference B1 S16": "inference, 16 tokens, `record`"}
 STEP = "training, no gradients left"  # a case of bench/gpu/calls.py
 STAYS = "training, gradients stay"
 LIMITS = ("", "1.00 P", "1.05 P", "1.10 P")  # of those that bench/gpu/memory.py sets
@@ -77,17 +81,37 @@ def ms_of(rows: Mapping[str, Kept], name: str) -> str:
     return number(rows[name]["end_to_end_us"] / 1000) if name in rows else NONE
 
 
+def answers_of_steps(found: Kept) -> list[tuple[Kept, str, str]]:
+    """Of the machine that is named, with the names of ours side by side and in captured order."""
+    answers = [answer for answer in found["answers"] if "rounds" in answer and "run" not in answer]
+    named = []
+    for answer in answers:
+        ours = RECORD if RECORD in answer["rows"] else BACKEND
+        named.append((answer, ours, next((name for name in answer["rows"]
+                                          if name.startswith(f"{ours}, ")), "")))
+    return named
+
+
+def gains(folder: Path) -> str:
+    found, sharded = load(folder, "gpu_steps"), load(folder, "gpu_fsdp")
+    rows = [[GAINS[answer["kind"]], *(ms_of(answer["rows"], name)
+                                      for name in (COMPILE, GRAPH_TREES, ours))]
+            for answer, ours, _ in answers_of_steps(found) if answer["kind"] in GAINS]
+    rows.append([f"FSDP2 training step, 2,048 wide, {sharded['gpus']} GPUs, `record`",
+                 *(ms_of(sharded["rows"], name) for name in (COMPILE, GRAPH_TREES, RECORD))])
+    return markdown(f"{about(found)}; ms", ["a 16-layer transformer, 1,024 wide, bf16", COMPILE,
+                                            GRAPH_TREES, "Anabranch"], rows)
+
+
 def steps(folder: Path) -> str:
     found = load(folder, "gpu_steps")
     rows = []
-    for answer in (answer for answer in found["answers"] if "rounds" in answer
-                   and "run" not in answer):  # of the machine that is named
-        ours = RECORD if RECORD in answer["rows"] else BACKEND
+    for answer, ours, in_order in answers_of_steps(found):
         times = {judged["rival"]: judged["times"] for judged in answer["judged"]
                  if judged["ours"] == ours}
         rows.append([answer["kind"] + (", backend" if ours == BACKEND else ""),
                      *(ms_of(answer["rows"], name)
-                       for name in (COMPILE, GRAPH_TREES, FROZEN, f"{ours}, overlap=1", ours)),
+                       for name in (COMPILE, GRAPH_TREES, FROZEN, in_order, ours)),
                      *(number(times.get(rival)) for rival in (COMPILE, GRAPH_TREES))])
     return markdown(f"{about(found)}; ms", [
         "step", COMPILE, GRAPH_TREES, FROZEN, "captured order", "Anabranch",
@@ -404,8 +428,8 @@ def reports(folder: Path) -> str:
 
 TABLES: dict[str, Callable[[Path], str]] = {
     function.__name__.replace("_", "-"): function for function in (
-        steps, chain, calls, recording, steady, once, loops, trainer, clients, gpus, branches,
-        bound, cpu, cpu_costs, microbatches, offload, optimizer, suite, reports)}
+        gains, steps, chain, calls, recording, steady, once, loops, trainer, clients, gpus,
+        branches, bound, cpu, cpu_costs, microbatches, offload, optimizer, suite, reports)}
 
 
 def written(page: str, folder: Path) -> str:
@@ -424,17 +448,20 @@ def written(page: str, folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/measuring.md")
+    parser.add_argument("--page", type=Path, nargs="*",
+                        default=[ROOT / "docs/measuring.md", ROOT / "README.md"])
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results")
     chosen = parser.parse_args()
-    before = chosen.page.read_text()
-    after = written(before, chosen.results)
-    if not chosen.check:
-        chosen.page.write_text(after)
-    elif after != before:
-        print(f"{chosen.page} is not what its results say: run scripts/measuring.py")
-        return 1
-    return 0
+    differing = 0
+    for page in chosen.page:
+        before = page.read_text()
+        after = written(before, chosen.results)
+        if not chosen.check:
+            page.write_text(after)
+        elif after != before:
+            print(f"{page} is not what its results say: run scripts/measuring.py")
+            differing = 1
+    return differing
 
 
 if __name__ == "__main__":
