@@ -20,7 +20,8 @@ HEADER, ABI = ROOT / "bridge/anabranch_c.h", ROOT / "python/anabranch/_core/abi.
 SCALARS = {"int32_t": "c_int32", "int64_t": "c_int64", "uint8_t": "c_uint8",
            "uint32_t": "c_uint32", "uint64_t": "c_uint64", "size_t": "c_size_t",
            "ptrdiff_t": "c_ssize_t", "double": "c_double", "int": "c_int", "void": "None"}
-OTHER_NAMES = {"Report": "ReportFields"}  # in Python, where the other one is taken
+# In Python, where the other one is taken.
+OTHER_NAMES = {"HostOptions": "HostOptionsFields", "Report": "ReportFields", "Step": "StepFields"}
 COMMENT, STRUCTURE = re.compile(r"/\*.*?\*/", re.S), re.compile(
     r"typedef struct Anabranch(\w+) \{(.*?)\} Anabranch\1;", re.S)
 PROTOTYPE = re.compile(r"ANABRANCH_C (.+?)\banabranch_(\w+)\((.*?)\);", re.S)

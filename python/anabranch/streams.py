@@ -79,7 +79,7 @@ entered_in_eager: Callable[[FrameType, tuple[Pair, ...]], None] | None = None
 _LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of a priority
 
 
-def stream(name: str, *, priority: int = 0) -> Block:
+def stream(name: str, *, priority: int = 0) -> StreamBlock:
     """What runs inside belongs to the stream ``name``::
 
         with anabranch.stream("side"):
@@ -111,7 +111,7 @@ def stream(name: str, *, priority: int = 0) -> Block:
     return annotated((ANNOTATION, name), (PRIORITY, priority))
 
 
-def overlap(lanes: int = 4) -> Block:
+def overlap(lanes: int = 4) -> StreamBlock:
     """What runs inside may run beside what it does not need, without a stream being named::
 
         with anabranch.overlap():
@@ -130,7 +130,7 @@ def overlap(lanes: int = 4) -> Block:
     return annotated((OVERLAP, lanes))
 
 
-def offload() -> Block:
+def offload() -> StreamBlock:
     """What a forward makes inside and saves for its backward is in the host's memory meanwhile::
 
         with anabranch.offload():
@@ -143,7 +143,7 @@ def offload() -> Block:
     return annotated((OFFLOAD, True))
 
 
-class Block:
+class StreamBlock:
     """What ``stream``, ``overlap`` and ``offload`` answer: a context without a state of its own,
     and a decorator. Copied and pickled with what holds it."""
 
@@ -192,7 +192,7 @@ class _Here(threading.local):
     traces its operators."""
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[Block, contextlib.AbstractContextManager[None] | None]] = []
+        self.blocks: list[tuple[StreamBlock, contextlib.AbstractContextManager[None] | None]] = []
 
 
 _here = _Here()
@@ -203,11 +203,11 @@ def around() -> dict[str, Any]:
     return dict(pair for block, _ in _here.blocks for pair in block.pairs)
 
 
-def annotated(*pairs: Pair) -> Block:
+def annotated(*pairs: Pair) -> StreamBlock:
     """The block of a stream. Dynamo calls it anew behind a break (``_compat.resume_streams``)."""
     if torch.compiler.is_dynamo_compiling():  # as under other compilers, and in an export
         return fx.annotate(dict(pairs))  # type: ignore[return-value]
-    return Block(*pairs)
+    return StreamBlock(*pairs)
 
 
 @contextlib.contextmanager
@@ -231,9 +231,10 @@ def _kept_by_export() -> Iterator[None]:
 
 
 # What runs where a block is entered in eager, with nothing in it for Dynamo.
-IN_EAGER = (stream, overlap, offload, annotated, Block.__init__, Block.__enter__, Block.__exit__)
+IN_EAGER = (stream, overlap, offload, annotated, StreamBlock.__init__, StreamBlock.__enter__,
+            StreamBlock.__exit__)
 # What runs where one decorates: what it is on is compiled inside the block, or by itself.
-DECORATED = Block()(stream).__code__
+DECORATED = StreamBlock()(stream).__code__
 
 
 def _refuse_lanes(lanes: object) -> None:

@@ -9,7 +9,7 @@ rooms the same holds of their folders and modules. Imports are written whole, wi
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # Data flows from left to right: a room imports itself and what its set names, nothing else.
@@ -126,8 +126,20 @@ PACKAGE = "anabranch"
 def find_breaches(root: Path) -> list[str]:
     """One line a broken rule, in the order of the files; none where there is no such package."""
     package = root / "python" / PACKAGE
-    return [breach for path in sorted(package.rglob("*.py"))
-            for breach in _check_module(root, package, path)]
+    paths = sorted(package.rglob("*.py"))
+    return [*(breach for path in paths for breach in _check_module(root, package, path)),
+            *_check_names(root, paths)]
+
+
+def _check_names(root: Path, paths: Sequence[Path]) -> Iterator[str]:
+    """A class that other modules may use has a name of its own."""
+    known: dict[str, Path] = {}
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") \
+                    and known.setdefault(node.name, path) != path:
+                yield (f"{path.relative_to(root)}:{node.lineno}: class {node.name} is another one in "
+                       f"{known[node.name].relative_to(root)}")
 
 
 def _check_module(root: Path, package: Path, path: Path) -> Iterator[str]:

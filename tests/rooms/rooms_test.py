@@ -211,6 +211,11 @@ BAD = {
     "torch where it may be missing": (
         {"python/anabranch/_core/a.py": "from torch import Tensor\n"},
         "python/anabranch/_core/a.py:1: room _core imports torch, and has to work without it"),
+    "a name of a class with two meanings": (
+        {"python/anabranch/_record/state/a.py": "class Call: ...\nclass _Mine: ...\n",
+         "python/anabranch/_record/state/b.py": "class _Mine: ...\nclass Call: ...\n"},
+        "python/anabranch/_record/state/b.py:2: class Call is another one in "
+        "python/anabranch/_record/state/a.py"),
     "a device that is none": (
         {"src/device/metal/a.cpp": ""},
         "src/device/metal: is no device; devices are host, cuda, sim"),

@@ -22,7 +22,7 @@ from anabranch._bisect.graphs import GraphCall, GraphCalls, InductorCalls
 from anabranch._bisect.regions import find_place, find_race
 from anabranch._bisect.reproducer import NotWritable, write_reproducer
 from anabranch._bisect.run import Runner
-from anabranch._bisect.verdict import Place, Rung, Verdict
+from anabranch._bisect.verdict import Blame, Rung, Verdict
 from anabranch._compile.report import Collector, collect
 from anabranch._compile.threads import HostOptions
 from anabranch._record.recorded_callable import RecordedCallable
@@ -109,7 +109,7 @@ class _Bisection:
         self._notes.append("that is torch's own, and anabranch is right")
         return dataclasses.replace(of_torch, rungs=tuple(self._told), notes=tuple(self._notes))
 
-    def _look_at(self, rung: ladder.Rung, wanted: dict[str, Any]) -> Verdict | None:
+    def _look_at(self, rung: ladder.RungMaker, wanted: dict[str, Any]) -> Verdict | None:
         """None where it agrees."""
         if reason := self._why_not(rung):
             self._told.append(Rung(rung.name, "not run", reason))
@@ -147,20 +147,20 @@ class _Bisection:
         self._told.append(Rung("eager", "differs from itself" if spread else "agrees"))
         return runs[0]
 
-    def _why_not(self, rung: ladder.Rung) -> str | None:
+    def _why_not(self, rung: ladder.RungMaker) -> str | None:
         if self._recorded is not None and not _has_gpu():
             return "torch finds no GPU, and nothing is recorded without one"
         if rung.needs_streams and not any(report.streamed for report in self._collector.ran):
             return "no graph has several streams"
         return None
 
-    def _climb(self, rung: ladder.Rung, wanted: dict[str, Any]) -> Difference | None:
+    def _climb(self, rung: ladder.RungMaker, wanted: dict[str, Any]) -> Difference | None:
         for found in self._runs(rung):
             if difference := self._tolerance.compare(found, wanted):
                 return difference
         return None
 
-    def _runs(self, rung: ladder.Rung) -> Iterator[dict[str, Any]]:
+    def _runs(self, rung: ladder.RungMaker) -> Iterator[dict[str, Any]]:
         if self._recorded is not None:
             again: Any = callable_of(rung.compile(self._recorded))
             yield from self._launches(again)
@@ -183,7 +183,7 @@ class _Bisection:
         for _ in range(2 if not reasons else 0):
             yield self._runner.run(recorded)
 
-    def _race(self, rung: ladder.Rung) -> tuple[Place, GraphCall] | None:
+    def _race(self, rung: ladder.RungMaker) -> tuple[Blame, GraphCall] | None:
         """Graphs by themselves, one region late at a time: what no delay has shown."""
         for number, call in enumerate(self._calls(rung)):
             if call.streamed is not None and (place := find_race(
@@ -191,8 +191,8 @@ class _Bisection:
                 return place, call
         return None
 
-    def _blame(self, rung: ladder.Rung, difference: Difference,
-               found: tuple[Place, GraphCall | None] | None) -> Verdict:
+    def _blame(self, rung: ladder.RungMaker, difference: Difference,
+               found: tuple[Blame, GraphCall | None] | None) -> Verdict:
         place, call = found or (None, None)
         written = None
         if place is not None and call is not None and self._path is not None:
@@ -205,17 +205,17 @@ class _Bisection:
         return self._verdict(rung.name, tensor=difference.name, difference=difference.largest,
                              bound=difference.bound, place=place, reproducer=written)
 
-    def _find(self, rung: ladder.Rung, difference: Difference,
-              ) -> tuple[Place, GraphCall | None] | None:
+    def _find(self, rung: ladder.RungMaker, difference: Difference,
+              ) -> tuple[Blame, GraphCall | None] | None:
         if self._recorded is not None:
-            return Place("recording", f"the recording of {self._recorded.name}, {rung.name}: "
+            return Blame("recording", f"the recording of {self._recorded.name}, {rung.name}: "
                          f"{difference}", value=difference.name,
                          difference=difference.largest), None
         if rung.name == "aot_eager":
             return None
         return self._find_in(self._calls(rung), rung)
 
-    def _calls(self, rung: ladder.Rung) -> list[GraphCall]:
+    def _calls(self, rung: ladder.RungMaker) -> list[GraphCall]:
         if rung.options is None:
             self._inductor.is_on = True
             list(self._runs(rung._replace(launch=rung.launch[:1])))
@@ -225,18 +225,18 @@ class _Bisection:
             list(self._runs(rung._replace(launch=rung.launch[:1])))
         return noted.calls
 
-    def _find_in(self, calls: list[GraphCall], rung: ladder.Rung,
-                 ) -> tuple[Place, GraphCall | None] | None:
+    def _find_in(self, calls: list[GraphCall], rung: ladder.RungMaker,
+                 ) -> tuple[Blame, GraphCall | None] | None:
         for number, call in enumerate(calls):
             with config.patch(**rung.launch[0]):
                 if place := self._place(number, call, rung):
                     return place, call
         if not calls or rung.has_threads:
             return None
-        return Place("passes", f"each of the {len(calls)} graphs is right by itself: what was "
+        return Blame("passes", f"each of the {len(calls)} graphs is right by itself: what was "
                      "made of the program before they were compiled is not"), None
 
-    def _place(self, number: int, call: GraphCall, rung: ladder.Rung) -> Place | None:
+    def _place(self, number: int, call: GraphCall, rung: ladder.RungMaker) -> Blame | None:
         difference = call.difference(self._tolerance)
         if call.streamed is not None and (difference or rung.has_threads):
             place = find_place(call, number, _host_options(), self._tolerance)
@@ -244,7 +244,7 @@ class _Bisection:
                 return place
         if difference is None:
             return None
-        return Place("graph", f"graph {number} ({call.kind}, {call.source or 'of no line'}): as a "
+        return Blame("graph", f"graph {number} ({call.kind}, {call.source or 'of no line'}): as a "
                       f"whole it differs from its operators; {difference}", number, call.kind,
                      source=call.source, value=difference.name, difference=difference.largest)
 

@@ -24,7 +24,7 @@ from anabranch._bisect.compare import Difference, Tolerance
 from anabranch._bisect.graphs import GraphCall, copies
 from anabranch._bisect.run import clone_as
 from anabranch._bisect.snapshot import random_states, set_random_states
-from anabranch._bisect.verdict import Place
+from anabranch._bisect.verdict import Blame
 from anabranch._compile.graph import AMBIENT, RegionGraph
 from anabranch._compile.host.assemble import Assembly, Function
 from anabranch._compile.host.instance import HostInstance
@@ -44,7 +44,7 @@ _ALIGNMENT = 64
 _POISON = 0xFF
 
 
-class Values:
+class RegionValues:
     """The values of a graph as its operators make them, region by region."""
 
     def __init__(self, call: GraphCall) -> None:
@@ -88,14 +88,14 @@ class Values:
 
 
 def find_race(call: GraphCall, number: int, options: HostOptions, tolerance: Tolerance,
-              ) -> Place | None:
+              ) -> Blame | None:
     """Two regions of a graph on the host that nothing keeps apart, if there are such."""
     with torch.no_grad():
         return _Finder(call, number, options, tolerance).in_order()
 
 
 def find_place(call: GraphCall, number: int, options: HostOptions, tolerance: Tolerance,
-               ) -> Place | None:
+               ) -> Blame | None:
     """The culprit in a graph of streams that differs; None where nothing is found."""
     assert call.streamed is not None
     finder = _Finder(call, number, options, tolerance)
@@ -114,10 +114,10 @@ class _Finder:
         self._wanted = call.wanted()
         self._functions: list[Any] = []  # what recordings call
 
-    def alone(self) -> Place | None:
+    def alone(self) -> Blame | None:
         """The first region that differs on the inputs that it should have."""
         set_random_states(self._call.random)
-        values, on_host = Values(self._call), self._graph.device.type == "cpu"
+        values, on_host = RegionValues(self._call), self._graph.device.type == "cpu"
         assembly = self._instance(on_one_thread=True).planned if on_host else None
         for i, region in enumerate(self._regions):
             given, tape = values.inputs(region.graph), values.inputs(region.graph)
@@ -135,7 +135,7 @@ class _Finder:
                                        [region], difference)
         return None
 
-    def in_memory(self) -> Place | None:
+    def in_memory(self) -> Blame | None:
         """On one thread, in the order of the plan, with its memory: the first region behind which a
         value is wrong that somebody still needs. If none is, results are wrongly put together."""
         watch = _MemoryWatch(self._call, self._tolerance)
@@ -150,11 +150,11 @@ class _Finder:
                                f"plan: {what}", [region], wrong)
         if difference is None:
             return None
-        return Place("answers", f"{self._name()}: all values are right, and {difference} when they "
+        return Blame("answers", f"{self._name()}: all values are right, and {difference} when they "
                      "are answered", self._number, self._call.kind,
                      value=difference.name, difference=difference.largest)
 
-    def in_order(self) -> Place | None:
+    def in_order(self) -> Blame | None:
         """Which two regions have to be kept apart: the first one for which a later one has to wait
         to make all right, whichever region is late, and the last such one. Regions that come before
         the first do not help, and those behind the second are only led to."""
@@ -202,12 +202,12 @@ class _Finder:
         return f"graph {self._number} ({self._call.kind})"
 
     def _place(self, kind: str, why: str, regions: Sequence[CompiledRegion],
-               difference: Difference) -> Place:
+               difference: Difference) -> Blame:
         names = tuple(region.graph.name for region in regions)
         source = source_of(regions[0].graph.nodes) or None
         where = " and ".join(f"region {name} ({source_of(region.graph.nodes) or 'of no line'})"
                              for name, region in zip(names, regions, strict=True))
-        return Place(kind, f"{self._name()}, {where}: {why}; {difference}", self._number,
+        return Blame(kind, f"{self._name()}, {where}: {why}; {difference}", self._number,
                      self._call.kind, names, source, difference.name, difference.largest)
 
 
@@ -217,7 +217,7 @@ class _MemoryWatch:
     def __init__(self, call: GraphCall, tolerance: Tolerance) -> None:
         assert call.streamed is not None
         set_random_states(call.random)
-        self._values, self._tolerance = Values(call), tolerance
+        self._values, self._tolerance = RegionValues(call), tolerance
         self._regions = {one.graph.name: one for one in call.streamed.regions}
         self._left = list(self._regions)  # to run
         self._at: dict[Node, int] = {}  # addresses

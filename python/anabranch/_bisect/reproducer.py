@@ -22,8 +22,8 @@ from torch.fx import GraphModule, Node
 from anabranch import _compat
 from anabranch._bisect.compare import Tolerance
 from anabranch._bisect.graphs import GraphCall
-from anabranch._bisect.regions import Values, streams_of
-from anabranch._bisect.verdict import Place
+from anabranch._bisect.regions import RegionValues, streams_of
+from anabranch._bisect.verdict import Blame
 from anabranch._compile.regions import CompiledRegion
 from anabranch._write_file import write_file
 
@@ -120,7 +120,7 @@ class NotWritable(Exception):
     """There is no program of this graph; the text says why."""
 
 
-def write_reproducer(path: Path, call: GraphCall, place: Place, options: dict[str, Any] | None,
+def write_reproducer(path: Path, call: GraphCall, place: Blame, options: dict[str, Any] | None,
                      tolerance: Tolerance) -> Path:
     """Writes ``path``, and its tensors beside it. ``options`` are those of our backend, None for
     Inductor's. Raises NotWritable."""
@@ -148,7 +148,7 @@ def write_reproducer(path: Path, call: GraphCall, place: Place, options: dict[st
     return path
 
 
-def _launch(call: GraphCall, place: Place) -> str:
+def _launch(call: GraphCall, place: Blame) -> str:
     """A race needs a thread for each stream, however few cores there are."""
     if place.kind != "order" or call.streamed is None:
         return "delay_seed=seed"
@@ -160,10 +160,10 @@ def _of_graph(call: GraphCall) -> tuple[list[_Part], list[tuple[str, Any]], str]
     return [_Part(call.gm, [name for name, _ in arguments], None)], arguments, ""
 
 
-def _of_regions(call: GraphCall, place: Place) -> tuple[list[_Part], list[tuple[str, Any]], str]:
+def _of_regions(call: GraphCall, place: Blame) -> tuple[list[_Part], list[tuple[str, Any]], str]:
     """One region where it is wrong alone, else all of the graph."""
     assert call.streamed is not None
-    regions, values = list(call.streamed.regions), Values(call)
+    regions, values = list(call.streamed.regions), RegionValues(call)
     if place.kind in ("kernel", "tape"):
         while regions and regions[0].graph.name != place.regions[0]:
             values.run(regions.pop(0).graph)

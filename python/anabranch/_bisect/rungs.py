@@ -19,7 +19,7 @@ _Launches = tuple[Mapping[str, Any], ...]
 _CALLS = 2  # from the same state: memory has moved, and what one call leaves may meet the next
 
 
-class Rung(NamedTuple):
+class RungMaker(NamedTuple):
     """``compile`` makes of the user's function what is run; rungs with the same ``compiled_as``
     share that. ``launch`` are options around each call, one set a call. ``compiled`` has those of
     our backend. A rung that ``needs_streams`` is run only where some graph has several."""
@@ -41,15 +41,15 @@ class Rung(NamedTuple):
         return self.has_threads and "delay_seed" in self.launch[0]
 
 
-def rungs_of_model(has_gpu: bool, inductor: InductorCalls) -> list[Rung]:
+def rungs_of_model(has_gpu: bool, inductor: InductorCalls) -> list[RungMaker]:
     """The first is not eager: that is what all are compared with."""
-    first = [Rung("aot_eager", "aot_eager", _compiled_by("aot_eager")),
-             Rung("inductor", "inductor", _compiled_by(inductor.backend)),
+    first = [RungMaker("aot_eager", "aot_eager", _compiled_by("aot_eager")),
+             RungMaker("inductor", "inductor", _compiled_by(inductor.backend)),
              _ours("anabranch, one stream", {"streams": False, "record": False})]
     return [*first, *(_on_gpu() if has_gpu else _on_host())]
 
 
-def _on_host() -> list[Rung]:
+def _on_host() -> list[RungMaker]:
     """The plan of regions is one and the same: what differs is how it is launched."""
     threads = {"native_regions": True, "max_threads": config.resolve().max_threads}
     launches: dict[str, list[Mapping[str, Any]]] = {
@@ -67,7 +67,7 @@ def _delayed(launch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [{**launch, "delay_seed": seed} for seed in _DELAYS]
 
 
-def _on_gpu() -> list[Rung]:
+def _on_gpu() -> list[RungMaker]:
     calls: _Launches = ({},) * (2 + _CALLS)  # a graph is recorded by its first calls
     one_lane = {"streams": False, "record": True, "max_parallel_kernels": 1}
     many = {"streams": False, "record": True}
@@ -76,8 +76,8 @@ def _on_gpu() -> list[Rung]:
             _ours("streams", {"streams": True, "record": True}, calls)]
 
 
-def _ours(name: str, options: dict[str, Any], launch: _Launches = ({},) * _CALLS) -> Rung:
-    return Rung(name, f"anabranch {options}", _compiled_by(backend, options), launch, options)
+def _ours(name: str, options: dict[str, Any], launch: _Launches = ({},) * _CALLS) -> RungMaker:
+    return RungMaker(name, f"anabranch {options}", _compiled_by(backend, options), launch, options)
 
 
 def _compiled_by(name: Any, options: dict[str, Any] | None = None,
@@ -95,9 +95,10 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def rungs_of_recorded() -> list[Rung]:
+def rungs_of_recorded() -> list[RungMaker]:
     """Of a callable of ``anabranch.record``: ``compile`` is given that."""
-    return [Rung(name, name, functools.partial(_with_options, options=options), options=options)
+    return [RungMaker(name, name, functools.partial(_with_options, options=options),
+                      options=options)
             for name, options in (
                 ("recordings, in captured order", {"record": True, "max_parallel_kernels": 1}),
                 ("kernels side by side", {"record": True}))]

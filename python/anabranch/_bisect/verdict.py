@@ -19,7 +19,7 @@ class Rung:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Blame:
     """What is to blame within a rung.
 
     ``kind``: "graph" for one that Inductor compiled as a whole, "kernel" for Inductor's code of a
@@ -53,7 +53,7 @@ class Verdict:
     tensor: str | None = None
     difference: float | None = None
     bound: float | None = None
-    place: Place | None = None
+    place: Blame | None = None
     reproducer: Path | None = None
     spread: dict[str, float] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()

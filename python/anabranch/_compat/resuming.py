@@ -35,7 +35,7 @@ def resume_streams(module: str, name: str, kind: type) -> None:
     ``with block``, where that was made before. The function has this name; it answers a block, an
     object of this kind, which has its ``pairs``."""
 
-    class Block(_Block):
+    class ResumedBlock(_Block):
         def module_name(self) -> str:
             return module
 
@@ -43,13 +43,13 @@ def resume_streams(module: str, name: str, kind: type) -> None:
             return name
 
     class Function(TorchCtxManagerClassVariable):
-        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Block:
-            return Block(tuple(pair.as_python_constant() for pair in args))
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> ResumedBlock:
+            return ResumedBlock(tuple(pair.as_python_constant() for pair in args))
 
-    def of_object(builder: VariableBuilder, block: Any) -> Block:
+    def of_object(builder: VariableBuilder, block: Any) -> ResumedBlock:
         builder.install_guards(GuardBuilder.TYPE_MATCH)
         pairs = VariableTracker.build(builder.tx, block.pairs, AttrSource(builder.source, "pairs"))
-        return Block(pairs.as_python_constant())  # which guards on them
+        return ResumedBlock(pairs.as_python_constant())  # which guards on them
 
     rules: dict[str, Any] = trace_rules.manual_torch_name_rule_map
     rules[f"{module}.{name}"] = Function

@@ -18,7 +18,7 @@ from anabranch._fx.source import source_of
 from anabranch.streams import ANNOTATION, OVERLAP, PRIORITY
 
 
-class Asked(streams.Asked):
+class AskedStreams(streams.Asked):
     """``streams`` are the names of streams, in the order in which they appear."""
 
     def __init__(self, gm: GraphModule) -> None:

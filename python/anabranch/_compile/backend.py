@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule
 from anabranch import _compat, config, errors, streams
 from anabranch._arguments import wrong
 from anabranch._compile import kept_graphs, report
-from anabranch._compile.asked import Asked, asking, nodes_of
+from anabranch._compile.asked import AskedStreams, asking, nodes_of
 from anabranch._compile.broken_libraries import without_broken_libraries
 from anabranch._compile.cuda_streams.instance import CudaInstance, CudaQueues
 from anabranch._compile.cuts import Cuts, find_cuts, record_parts
@@ -87,7 +87,7 @@ def backend(
                     "Let torch.compile call it: torch.compile(model, backend=anabranch.backend).")
     chosen = config.resolve(options)
     _wish_as_around(gm)
-    asked = Asked(gm)
+    asked = AskedStreams(gm)
     if chosen.streams:
         _ = asked.priorities  # one each, also where a recording has no use for them
     ties = _take_streams_out(chosen, gm)
@@ -104,7 +104,7 @@ def backend(
     return ties.around(compiled) if ties else compiled
 
 
-def _compile(chosen: config.Options, at_launch: Callable[[], HostOptions], asked: Asked,
+def _compile(chosen: config.Options, at_launch: Callable[[], HostOptions], asked: AskedStreams,
              is_tied: bool, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
     """Through AOTAutograd. ``at_launch`` answers the options of a launch on the host; ``is_tied``:
     streams of torch have been taken out of the graph."""
@@ -193,7 +193,7 @@ def _compile_ours(
     if _kind(keywords) != "backward":
         clone_outputs.clone_aliased_outputs(gm)
     is_on_gpu = _is_on_gpu(gm)
-    asked = Asked(gm)
+    asked = AskedStreams(gm)
     is_whole = is_on_gpu and _is_recorded_whole(chosen, asked)
     if is_whole:
         bucket_gathers(gm, chosen.bucket_bytes)
@@ -237,14 +237,14 @@ def _cuts(chosen: config.Options, gm: GraphModule) -> Cuts:
     return cuts if not chosen.strict or (codes and codes <= chosen.allow) else Cuts()
 
 
-def _is_recorded_whole(chosen: config.Options, asked: Asked) -> bool:
+def _is_recorded_whole(chosen: config.Options, asked: AskedStreams) -> bool:
     """What runs beside what is then found in the recording. Priorities are not: kernels have those
     of the streams on which they are captured."""
     return chosen.record and not (chosen.streams and any(asked.priorities.values()))
 
 
 def _split(chosen: config.Options, at_launch: Callable[[], HostOptions], gm: GraphModule,
-           asked: Asked, keywords: dict[str, Any], is_whole: bool, phases: report.Phases,
+           asked: AskedStreams, keywords: dict[str, Any], is_whole: bool, phases: report.Phases,
            ) -> tuple[StreamedGraph | None, str | None]:
     """The graph in regions; or nothing, and why, if it has streams that are not followed."""
     if not asked.streams and not (asked.most > 1 and has_collectives(gm)):
@@ -276,8 +276,8 @@ def _compile_unsplit(gm: GraphModule, example_inputs: Sequence[Any], keywords: d
 
 
 def _compile_streams(
-    chosen: config.Options, at_launch: Callable[[], HostOptions], gm: GraphModule, asked: Asked,
-    keywords: dict[str, Any], phases: report.Phases
+    chosen: config.Options, at_launch: Callable[[], HostOptions], gm: GraphModule,
+    asked: AskedStreams, keywords: dict[str, Any], phases: report.Phases
 ) -> StreamedGraph | None:
     """None where all of the graph turns out to be on one stream."""
     with phases.of("regions"):
@@ -401,7 +401,7 @@ def _boxed(graph: StreamedGraph | RecordedStreams) -> Callable[[list[Any]], Any]
     return call
 
 
-def _asked_lanes(chosen: config.Options, asked: Asked) -> int:
+def _asked_lanes(chosen: config.Options, asked: AskedStreams) -> int:
     return asked.lanes if chosen.streams else 1
 
 
@@ -444,6 +444,6 @@ def _kind(keywords: Mapping[str, Any]) -> str:
 
 
 _compat.take_events_behind_writes(backend)
-_compat.resume_streams(streams.__name__, "annotated", streams.Block)
+_compat.resume_streams(streams.__name__, "annotated", streams.StreamBlock)
 streams.entered_in_eager = _compat.watch_eager_frames(backend, streams.IN_EAGER, streams.DECORATED,
                                                       lose)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabranch._compile.streamed_graph import Planned, RegionReport, StreamedGraph
+from anabranch._compile.streamed_graph import InstancePlan, RegionReport, StreamedGraph
 from anabranch._core.trace import plan_contents
 from anabranch._fx.source import SourceLine, lines_of
 
@@ -38,7 +38,7 @@ def contents_of_lines(lines: list[SourceLine]) -> list[dict[str, Any]]:
     return [line._asdict() for line in lines]
 
 
-def _regions(streamed: StreamedGraph, planned: Planned) -> list[dict[str, Any]]:
+def _regions(streamed: StreamedGraph, planned: InstancePlan) -> list[dict[str, Any]]:
     by_name = {region.graph.name: region for region in streamed.regions}
     return [{
         "name": report.region,

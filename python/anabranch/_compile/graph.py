@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from anabranch import _compat
-from anabranch._compile.asked import Asked
+from anabranch._compile.asked import AskedStreams
 from anabranch._compile.groups import merge_small_groups
 from anabranch._core.program import (
     READ,
@@ -85,7 +85,7 @@ class StreamGraph:
     """A graph with its streams found: raises Unsupported where it cannot be split. All of it is on
     one ``device``."""
 
-    def __init__(self, gm: GraphModule, asked: Asked, device: torch.device = _HOST) -> None:
+    def __init__(self, gm: GraphModule, asked: AskedStreams, device: torch.device = _HOST) -> None:
         self.gm = gm
         self.device = device
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]

@@ -31,7 +31,7 @@ log = logging.getLogger("anabranch.launch")
 MAX_SIZES = 64
 
 
-class Planned(Protocol):
+class InstancePlan(Protocol):
     """What an instance runs, for reports."""
 
     plan: Plan
@@ -43,7 +43,7 @@ class Planned(Protocol):
 
 class Instance(Protocol):
     @property
-    def planned(self) -> Planned: ...
+    def planned(self) -> InstancePlan: ...
 
     def run(self, args: list[Any]) -> tuple[Any, ...]: ...
 
@@ -62,7 +62,7 @@ class StreamedGraph:
                  options: Callable[[], HostOptions]) -> None:
         self.graph = graph
         self.regions = regions
-        self.last: Planned | None = None  # of the instance that was made last
+        self.last: InstancePlan | None = None  # of the instance that was made last
         self._make = make_instance
         self._options = options
         self._pools: OrderedDict[tuple[Any, ...], list[Instance]] = OrderedDict()

@@ -25,7 +25,7 @@ from ctypes import (
 from typing import Any
 
 
-class Step(ctypes.Structure):
+class StepFields(ctypes.Structure):
     """AnabranchStep."""
 
     _fields_ = [("kind", c_int32), ("stream", c_uint32), ("name", c_char_p), ("source", c_char_p),
@@ -89,7 +89,7 @@ class OffloadPrediction(ctypes.Structure):
                 ("in_bytes", c_uint64), ("pinned_bytes", c_uint64)]
 
 
-class HostOptions(ctypes.Structure):
+class HostOptionsFields(ctypes.Structure):
     """AnabranchHostOptions."""
 
     _fields_ = [("max_lanes", c_uint32), ("spin_ns", c_uint64), ("has_delays", c_int32),
@@ -227,7 +227,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "program_step_count": (c_uint32, c_void_p),
     "program_buffer_count": (c_uint32, c_void_p),
     "program_stream_count": (c_uint32, c_void_p),
-    "program_step": (None, c_void_p, c_uint32, POINTER(Step)),
+    "program_step": (None, c_void_p, c_uint32, POINTER(StepFields)),
     "program_buffer": (None, c_void_p, c_uint32, POINTER(Buffer)),
     "program_stream_name": (c_char_p, c_void_p, c_uint32),
     "program_stream_origin": (c_int32, c_void_p, c_uint32),
@@ -261,7 +261,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "offload_check": (c_int32, POINTER(OffloadProblem), POINTER(OffloadDecision), c_uint64),
     "offload_link_count": (c_size_t,),
     "offload_link": (c_char_p, c_size_t, POINTER(OffloadLink)),
-    "device_host": (c_void_p, POINTER(HostOptions)),
+    "device_host": (c_void_p, POINTER(HostOptionsFields)),
     "device_free": (None, c_void_p),
     "cuda_facts_new": (c_void_p,),
     "cuda_facts_free": (None, c_void_p),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ctypes import byref
 
-from anabranch._core.abi import HostOptions
+from anabranch._core.abi import HostOptionsFields
 from anabranch._core.handle import Handle
 from anabranch._core.library import core
 
@@ -18,8 +18,8 @@ class Device(Handle):
              **functions: int) -> Device:
         """The host device; ``functions`` are addresses by the names of ThreadControl in device.h,
         0 for none."""
-        options = HostOptions(max_lanes, spin_ns, delays_seed is not None, delays_seed or 0,
-                              **{name: at or None for name, at in functions.items()})
+        options = HostOptionsFields(max_lanes, spin_ns, delays_seed is not None, delays_seed or 0,
+                                    **{name: at or None for name, at in functions.items()})
         return Device(core.device_host(byref(options)))
 
 

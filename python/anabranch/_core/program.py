@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 from typing import Any, NamedTuple, TypeVar
 
-from anabranch._core.abi import Buffer, ReportFields, Step
+from anabranch._core.abi import Buffer, ReportFields, StepFields
 from anabranch._core.handle import Handle, encoded, i64s, u64s
 from anabranch._core.library import core, last_error
 
@@ -132,9 +132,9 @@ class Program(Handle):
     _free = "program_free"
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepFields]:
         """In program order; valid as long as the program lives."""
-        return _read_all(Step, self, core.program_step_count, core.program_step)
+        return _read_all(StepFields, self, core.program_step_count, core.program_step)
 
     @property
     def buffers(self) -> list[Buffer]:

@@ -187,7 +187,7 @@ def test_overlap_without_collectives_leaves_a_graph_on_the_cpu_as_it_is():
 def test_what_parts_of_a_graph_ask_for_is_how_many_lanes_its_recording_has():
     from anabranch import config
     from anabranch._compile import backend
-    from anabranch._compile.asked import Asked
+    from anabranch._compile.asked import AskedStreams
 
     lanes = []
 
@@ -197,7 +197,7 @@ def test_what_parts_of_a_graph_ask_for_is_how_many_lanes_its_recording_has():
              backend._lanes(chosen, backend._asked_lanes(chosen, asked)))
             for overlap in (1, 4) for streams in (True, False)
             for chosen in [config.resolve({"max_parallel_kernels": overlap, "streams": streams})]
-            for asked in [Asked(gm)])
+            for asked in [AskedStreams(gm)])
         return gm
 
     def step(x):

@@ -182,11 +182,11 @@ def test_unknown_variables_are_found_and_known_ones_are_not(monkeypatch):
 
 
 def test_bounds_are_what_the_core_takes_uncut():
-    from anabranch._core.abi import CaptureOptions, HostOptions
+    from anabranch._core.abi import CaptureOptions, HostOptionsFields
 
     most = {name: bounds(name)[1] for name in NUMBERS}
-    host = HostOptions(max_lanes=most["max_threads"], spin_ns=most["spin_us"] * 1000,
-                       delays_seed=most["delay_seed"])
+    host = HostOptionsFields(max_lanes=most["max_threads"], spin_ns=most["spin_us"] * 1000,
+                             delays_seed=most["delay_seed"])
     assert (host.max_lanes, host.spin_ns // 1000, host.delays_seed) == (
         most["max_threads"], most["spin_us"], most["delay_seed"])
     capture = CaptureOptions(lanes=most["max_parallel_kernels"], ahead_bytes=most["prefetch_bytes"])

@@ -24,7 +24,7 @@ from anabranch._core.abi import CaptureCounts
 from anabranch._core.capture import Number as Word
 from anabranch._record import attempt
 from anabranch._record.numbers.formulas import Formulas
-from anabranch._record.numbers.noted import Trace
+from anabranch._record.numbers.noted import NumberTrace
 
 pytestmark = pytest.mark.oldest
 
@@ -86,7 +86,7 @@ class Followed:
 
     @staticmethod
     def _capture(step, is_third):
-        leaves, trace = list(step.leaves), Trace()
+        leaves, trace = list(step.leaves), NumberTrace()
         with unchanged(step.tensors[:step.own]), step.numbers.noted(leaves, trace, are_other=is_third), \
                 Floats() as floats:
             step.call(leaves)
@@ -127,7 +127,7 @@ class Followed:
             form, number = FORMS[self.size]
             [others[i]] = struct.unpack(number, struct.pack(form, word))
         captured, leaves = self._step.numbers, list(leaves)
-        with captured.noted(leaves, Trace(), are_other=False), Floats(others):
+        with captured.noted(leaves, NumberTrace(), are_other=False), Floats(others):
             return self._step.call(leaves)
 
 

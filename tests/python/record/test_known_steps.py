@@ -17,7 +17,7 @@ from anabranch._record import attempt as attempt_module
 from anabranch._record.attempt import Attempt
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
-from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step, Wrapped
+from anabranch._record.capture.step import Alias, Constant, Fresh, Lazy, Step, StepObject, Wrapped
 from anabranch._record.kind import CallableKind
 from anabranch._record.launch import known
 from anabranch._record.launch.known import CAPTURES_DIFFER, KnownSteps
@@ -67,7 +67,7 @@ def discover(steps, first, error=None):
 
 def test_a_step_that_answers_as_a_known_one_in_another_size_is_known(steps):
     assert not steps.has_any and discover(steps, captured(fresh(8))) is None
-    parts = (fresh(8), Alias(1, None), Constant(3), Lazy((fresh(8),), True, False), Held(2),
+    parts = (fresh(8), Alias(1, None), Constant(3), Lazy((fresh(8),), True, False), StepObject(2),
              Wrapped(torch.Tensor, ("a",), (fresh(8),), None, (8, 4), (4, 1)))
     steps.add(discovered(captured(*parts, gradients={0: fresh(8)}, mutated=[1])))
     assert steps.has_any

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from anabranch._core.capture import Number as Word
 from anabranch._record.numbers.formulas import Formulas, OtherRounding, OtherWay, Unexplained
-from anabranch._record.numbers.noted import Trace
+from anabranch._record.numbers.noted import NumberTrace
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.state.number_places import TupleItems
 
@@ -36,7 +36,7 @@ def single(value):
 
 def both(compute, first, other):
     """The traces of two captures, and what each computes."""
-    traces = Trace(), Trace()
+    traces = NumberTrace(), NumberTrace()
     found = [compute(*map(trace.number, values))
              for trace, values in zip(traces, (first, other), strict=True)]
     return traces, found
@@ -61,7 +61,7 @@ def test_arithmetic_is_that_of_floats_and_can_be_done_again_with_other_values():
     for _ in range(50):
         first, other, later = (
             [numbers.uniform(1, 2), numbers.uniform(0.1, 0.9)] for _ in range(3))
-        trace = Trace()
+        trace = NumberTrace()
         assert compute(*map(trace.number, first)) == compute(*first)
         made = formulas(compute, first, other)
         try:
@@ -73,10 +73,10 @@ def test_arithmetic_is_that_of_floats_and_can_be_done_again_with_other_values():
 
 def test_what_a_value_is_looked_at_for_is_noted():
     for look in (int, round, lambda x: x // 2, lambda x: f"{x}", math.floor):
-        trace = Trace()
+        trace = NumberTrace()
         look(trace.number(0.5))
         assert trace.looked_at == {0}, look
-    trace = Trace()
+    trace = NumberTrace()
     _ = -trace.number(0.5) * 2
     assert not trace.looked_at
 
@@ -105,7 +105,7 @@ def test_a_number_that_is_compared_with_what_no_float_is_is_not_followed():
 
 
 def test_a_number_that_is_kept_is_a_float_like_any_other():
-    trace = Trace()
+    trace = NumberTrace()
     number = trace.number(0.25)
     assert isinstance(number, float) and hash(number) == hash(0.25)
     for other in (copy.copy(number), copy.deepcopy([number])[0], pickle.loads(pickle.dumps(number))):
@@ -130,7 +130,7 @@ def test_words_that_are_computed_are_explained_and_follow_bit_for_bit():
 
 
 def test_a_word_may_hold_two_floats_or_one_beside_something_else():
-    trace, other = Trace(), Trace()
+    trace, other = NumberTrace(), NumberTrace()
     trace.number(0.5), other.number(0.25)
     fixed = single(7.0) << 32
     made = Formulas(trace, other, [
@@ -151,7 +151,7 @@ def test_halves_are_rounded_as_torch_rounds_them(kind):
 
 def test_what_torch_inverts_or_makes_negative_is_explained():
     inverse = torch.tensor(1.0) / torch.tensor(0.1), torch.tensor(1.0) / torch.tensor(0.7)
-    trace, other = Trace(), Trace()
+    trace, other = NumberTrace(), NumberTrace()
     trace.number(0.1), other.number(0.7)
     made = Formulas(trace, other, [Word(4, single(inverse[0].item()), single(inverse[1].item()))])
     assert made.words((0.3,)) == [single((torch.tensor(1.0) / torch.tensor(0.3)).item())]
@@ -176,7 +176,7 @@ def test_what_compilers_leave_between_words_is_left_as_it_was():
             (0x3350FAE000000000, 0x800000000), (0xBEDA6000000001A, 0xBEDA6000000001B),
             (0x7FB2D8CAC2B5, 0x7FB2D8CAC52E), (0x59AAC2B500007F5A, 0x59AAC52E00007F5A),
             (0xC06FA50000000000, 0xC06FA40000000000)]
-    trace, other = Trace(), Trace()
+    trace, other = NumberTrace(), NumberTrace()
     trace.number(0.5), other.number(0.25)
     made = Formulas(trace, other, [
         *(Word(8, first, second) for first, second in left),
@@ -225,7 +225,7 @@ def test_the_third_captures_numbers_tell_equal_ones_and_their_inverses_apart():
     numbers, left = random.Random(5), 0
     for _ in range(30):
         rate = numbers.uniform(1e-4, 1e-2)
-        trace = Trace()
+        trace = NumberTrace()
         compute(*map(trace.number, (rate, rate, 0.5)))
         step = StepNumbers((), (), (rate, rate, 0.5), (0.9 * rate, 0.9 * rate, 0.5)).apart(trace)
         assert all(abs(a - b) > 0.003 * abs(a) for a, b in zip(step.now, step.other, strict=True))
@@ -246,7 +246,7 @@ def test_the_third_captures_numbers_tell_equal_ones_and_their_inverses_apart():
 
 def test_a_thousand_numbers_are_told_apart_by_their_third_capture():
     now = tuple(1e-3 + 1e-6 * i for i in range(1000))
-    trace = Trace()
+    trace = NumberTrace()
     for value in now:
         trace.number(value)
     other = StepNumbers((), (), now, now).apart(trace).other
@@ -257,14 +257,14 @@ def test_a_thousand_numbers_are_told_apart_by_their_third_capture():
 
 
 def test_numbers_whose_change_leads_another_way_are_not_followed():
-    trace = Trace()
+    trace = NumberTrace()
     assert trace.number(0.5) == 0.5
     with pytest.raises(Unexplained, match="another way"):
         StepNumbers((), (), (0.5,), (0.5,)).apart(trace)
 
 
 def test_numbers_are_in_their_places_during_a_capture_and_back_afterwards():
-    holder, leaves, trace = {"rate": 0.1}, [None, 2.0], Trace()
+    holder, leaves, trace = {"rate": 0.1}, [None, 2.0], NumberTrace()
     numbers = StepNumbers((1,), ((holder, "rate"),), (2.0, 0.1), (3.0, 0.2), (3.0, 0.2))
     with numbers.noted(leaves, trace, are_other=True):
         assert leaves[1] == 3.0 and holder["rate"] * leaves[1] == 0.2 * 3.0
@@ -287,7 +287,7 @@ def test_compiled_code_that_is_given_a_noted_number_is_not_compiled_anew():
     assert counter.frame_count == 2  # for a constant, and for any float
     step, leaves = StepNumbers((0,), (), (0.7,), (0.6,)), [0.7]
     with pytest.raises(Unexplained, match=r"compiled code .* tensor"), \
-            step.noted(leaves, Trace(), are_other=False):
+            step.noted(leaves, NumberTrace(), are_other=False):
         elsewhere = threading.Thread(target=lambda: others.append(compiled(torch.ones(2, 2), 0.7)))
         elsewhere.start()
         elsewhere.join()
@@ -300,7 +300,7 @@ def test_a_number_that_the_step_changes_itself_is_not_followed():
     """A launch would not change it."""
     holder = {"rate": 0.1}
     numbers = StepNumbers((), ((holder, "rate"),), (0.1,), (0.2,), (0.2,))
-    for around in (numbers.noted([], Trace(), are_other=False), numbers.standing([])):
+    for around in (numbers.noted([], NumberTrace(), are_other=False), numbers.standing([])):
         with pytest.raises(Unexplained, match="changes it itself"), around:
             holder["rate"] *= 0.9
         assert holder["rate"] == 0.1
@@ -358,7 +358,7 @@ def step_words(make, how, values):
 @pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}], ids=["single", "foreach"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_an_optimizer_computes_from_its_rate_is_followed_bit_for_bit(name, how):
-    make, traces = OPTIMIZERS[name], (Trace(), Trace())
+    make, traces = OPTIMIZERS[name], (NumberTrace(), NumberTrace())
     found = [step_words(make, how, {"lr": trace.number(lr)})
              for trace, lr in zip(traces, (0.1, 0.0372), strict=True)]
     plain = step_words(make, how, {"lr": 0.1})
@@ -383,7 +383,7 @@ def test_where_one_number_cannot_be_set_the_others_stand_as_they_did():
     for holders in (places, (*places, (Fixed(x=1.0), "x"))):
         values = tuple(float(holder[key]) for holder, key in holders)
         numbers = StepNumbers((), holders, values, values)
-        with contextlib.suppress(TypeError), numbers.noted([], Trace(), are_other=False):
+        with contextlib.suppress(TypeError), numbers.noted([], NumberTrace(), are_other=False):
             assert type(group["betas"][1]) is not float
         assert type(group["lr"]) is float and group["lr"] == 0.1
         assert group["betas"] is betas

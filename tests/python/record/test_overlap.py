@@ -21,7 +21,7 @@ from anabranch._record.report import RecordingReport
 from anabranch._record.trial import overlap
 from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.overlap import Room
-from anabranch._record.trial.verify import Untrusted, Verdict
+from anabranch._record.trial.verify import Trusted, Untrusted
 
 pytestmark = pytest.mark.oldest
 
@@ -105,7 +105,7 @@ def choose(monkeypatch):
         trial.copied_bytes = copied
         trial.is_full = how.get("is_full", False)
         standing = SimpleNamespace(answer="standing", let_go=lambda: None)
-        verdict = Verdict(False, standing, object())
+        verdict = Trusted(False, standing, object())
         recorded, gain, why, answer = overlap.choose_overlap(
             trial, None, verdict, ordered, overlapped, agree, Room(spare, spare, is_asked),
             earlier or Earlier())

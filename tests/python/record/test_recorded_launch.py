@@ -34,7 +34,7 @@ from anabranch._record import refusals
 from anabranch._record.capture import compare
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
-from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy
+from anabranch._record.capture.step import Alias, Constant, Fresh, Lazy, StepObject
 from anabranch._record.kind import CallableKind
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch import stretch as stretch_module
@@ -115,7 +115,7 @@ def test_a_launch_answers_objects_like_those_it_captured_and_those_that_there_ar
     assert flat == list(range(5))
     y, rows = (Fresh(0, 0, *layout, torch.float32)
                for layout in (((COUNT,), (1,)), ((4, 4), (4, 1))))
-    capture.first.result = [y, Held(3), rows, Constant("text"), Held(8)]
+    capture.first.result = [y, StepObject(3), rows, Constant("text"), StepObject(8)]
     capture.first.shape = shape
     recorded = recording_of(step, capture)
     assert recorded.objects == [3, 8]

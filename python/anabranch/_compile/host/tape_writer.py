@@ -9,10 +9,10 @@ from anabranch import _compat
 from anabranch._compile.graph import Unsupported
 from anabranch._compile.host.part import RegionPart
 from anabranch._compile.host.wrapper_trace import (
-    Call,
     Encoded,
     StandInTensor,
     Storage,
+    WrapperCall,
     float_as_double,
 )
 from anabranch._core.abi import TensorLibrary
@@ -53,7 +53,7 @@ class TapeWriter:
             self._tape.copy(to, self._handle(result))
         return self._tape.finish()
 
-    def _argument(self, value: Any, call: Call) -> list[Any]:
+    def _argument(self, value: Any, call: WrapperCall) -> list[Any]:
         if isinstance(value, StandInTensor):
             if call.kind == "library":
                 return [HandleOf(self._handle(value))]
@@ -94,7 +94,7 @@ class TapeWriter:
         return (tensor.offset == 0 and tensor.dtype is made.dtype and tensor.sizes == made.sizes
                 and tensor.strides == made.strides)
 
-    def _dispatch(self, call: Call) -> None:
+    def _dispatch(self, call: WrapperCall) -> None:
         arguments = [self._value(a) for a in call.arguments]
         registers = self._tape.dispatch(call.name, call.overload, arguments, len(call.results))
         for result, register in zip(call.results, registers, strict=True):

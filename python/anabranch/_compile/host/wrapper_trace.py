@@ -70,7 +70,7 @@ class StandInTensor:
 
 
 @dataclasses.dataclass
-class Call:
+class WrapperCall:
     """One recorded call; ``tensors`` are all it touches."""
 
     kind: str  # "kernel", "library", "dispatch"
@@ -86,7 +86,7 @@ class Call:
 class CallList:
     """All calls of a region and what it returns."""
 
-    calls: list[Call]
+    calls: list[WrapperCall]
     results: list[Any]
 
 
@@ -112,7 +112,7 @@ def trace_wrapper(compiled: Any, inputs: Sequence[Any]) -> CallList:
 
 class _Tracer:
     def __init__(self, wrapper_globals: dict[str, Any]) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[WrapperCall] = []
         self.namespace = dict(wrapper_globals)
         self.namespace.update(
             empty_strided_cpu=self._empty_strided,
@@ -138,12 +138,12 @@ class _Tracer:
 
     def _kernel(self, name: str, function: Any) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
-            self.add(Call("kernel", name, list(arguments), _tensors_in(arguments),
-                          function=_compat.kernel_address(function)))
+            self.add(WrapperCall("kernel", name, list(arguments), _tensors_in(arguments),
+                                 function=_compat.kernel_address(function)))
 
         return call
 
-    def add(self, call: Call) -> None:
+    def add(self, call: WrapperCall) -> None:
         position = len(self.calls)
         for tensor in [*call.tensors, *call.results]:
             if tensor.storage.first_use < 0:
@@ -155,7 +155,7 @@ class _Tracer:
         function = _compat.library_function(name)
         if not function:
             raise Unsupported(f"this torch has no {name}")
-        self.add(Call("library", name, arguments, _tensors_in(arguments), function=function))
+        self.add(WrapperCall("library", name, arguments, _tensors_in(arguments), function=function))
 
     def dispatch(self, op: _compat.OpOverload, args: Any, kwargs: Any) -> Any:
         """Writes down a call of an operator through torch's dispatcher."""
@@ -171,8 +171,8 @@ class _Tracer:
         results = [_result(t) for t in made_list]
         encoded = [_encode(v, a.type)
                    for v, a in zip(values, op._schema.arguments, strict=True)]
-        self.add(Call("dispatch", op._schema.name, encoded, _tensors_in(values), results,
-                      overload=op._schema.overload_name))
+        self.add(WrapperCall("dispatch", op._schema.name, encoded, _tensors_in(values), results,
+                             overload=op._schema.overload_name))
         if outs:
             return outs[0] if len(outs) == 1 else tuple(outs)
         return tuple(results) if isinstance(made, (tuple, list)) else results[0]

@@ -41,7 +41,7 @@ from anabranch._record.memory.garbage import collect_of_late, no_collection
 from anabranch._record.memory.gpu import capture_allocator
 from anabranch._record.memory.lasting import lasting
 from anabranch._record.memory.shortage import Short, is_out_of_memory, phase, short_of
-from anabranch._record.numbers.noted import Trace
+from anabranch._record.numbers.noted import NumberTrace
 from anabranch._record.refusals import (
     FROM_THE_CPU,
     RANDOM_ON_CPU,
@@ -321,7 +321,7 @@ def _numbers_noted(step: Step, leaves: list[Any], captured: Captured,
     if step.numbers is None:
         yield
         return
-    captured.trace = Trace()
+    captured.trace = NumberTrace()
     with step.numbers.noted(leaves, captured.trace, are_other=is_third):
         yield
 

@@ -30,7 +30,7 @@ from anabranch._record.capture.host_tables import HostTables
 from anabranch._record.capture.labels import Label, Labels
 from anabranch._record.capture.pytree import Shape
 from anabranch._record.capture.step import Step
-from anabranch._record.numbers.noted import Trace
+from anabranch._record.numbers.noted import NumberTrace
 
 
 class Noting:
@@ -103,7 +103,7 @@ class Captured:
     mutated: list[int] = dataclasses.field(default_factory=list)  # of the tensors
     asked_lanes: int = 1  # by name: streams and overlap; 1 where none are
     noting: Noting | None = None
-    trace: Trace | None = None  # of what is computed from the step's numbers
+    trace: NumberTrace | None = None  # of what is computed from the step's numbers
     constants: HostConstants | None = None
     tables: HostTables | None = None  # arguments on the CPU
     draws: HostDraws | None = None  # random numbers on the CPU

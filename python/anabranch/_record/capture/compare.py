@@ -14,8 +14,8 @@ from anabranch import _compat
 from anabranch._core.capture import Block
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import Unlike, flatten
-from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Step, Wrapped
-from anabranch._record.numbers.noted import Noted as NotedFloat
+from anabranch._record.capture.step import Alias, Constant, Fresh, Lazy, Step, StepObject, Wrapped
+from anabranch._record.numbers.noted import NotedFloat
 from anabranch._record.refusals import (
     ANOTHER_ANSWER,
     ON_CPU,
@@ -93,7 +93,7 @@ class _Describer:
                                 Cause.OTHER_ANSWER)
         if not isinstance(leaf, Tensor):
             held = self._step.object_numbers.get(id(leaf))
-            return Constant(leaf) if held is None else Held(held)
+            return Constant(leaf) if held is None else StepObject(held)
         if id(leaf) in self._owners:
             return Alias(self._owners[id(leaf)], None)
         if is_wrapper(leaf):

@@ -170,7 +170,7 @@ class HostDraws:
     def _noted(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
                found: Tensor) -> Tensor:
         self._done.append(_Done(function, _closed(args), _closed(kwargs), None))
-        made = found.as_subclass(Drawn)
+        made = found.as_subclass(DrawnTensor)
         made.noted_by, made.number = self, len(self._done) - 1
         return made
 
@@ -181,7 +181,7 @@ class HostDraws:
         raise self._why_not
 
 
-class Drawn(Tensor):
+class DrawnTensor(Tensor):
     """A tensor that was drawn in a capture, or made of such. Behind it, it is like any other."""
 
     noted_by: HostDraws
@@ -201,8 +201,8 @@ def _writes(name: str) -> bool:
         name.startswith("__i") and name != "__invert__") or name in ("__setitem__", "__set__")
 
 
-def _drawn_in(value: Any) -> list[Drawn]:
-    if isinstance(value, Drawn):
+def _drawn_in(value: Any) -> list[DrawnTensor]:
+    if isinstance(value, DrawnTensor):
         return [value]
     if isinstance(value, (list, tuple)):
         return [found for part in value for found in _drawn_in(part)]
@@ -213,12 +213,12 @@ def _are_ours(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether nothing else that may change is among the arguments: another tensor, or a float that
     is followed."""
     leaves, _ = _compat.tree_flatten((list(args), dict(kwargs)))
-    return all(type(leaf) in (Drawn, *_CONSTANTS) for leaf in leaves)
+    return all(type(leaf) in (DrawnTensor, *_CONSTANTS) for leaf in leaves)
 
 
 def _closed(value: Any) -> Any:
     """With the numbers of tensors in their places."""
-    if isinstance(value, Drawn):
+    if isinstance(value, DrawnTensor):
         return _Made(value.number)
     if isinstance(value, (list, tuple)):
         return type(value)(map(_closed, value))

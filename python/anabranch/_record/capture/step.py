@@ -58,7 +58,7 @@ class Lazy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class StepObject:
     """One of the step's objects."""
 
     index: int

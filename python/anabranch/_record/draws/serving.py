@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from anabranch import _compat
-from anabranch._record.draws.taken import EXHAUSTED, Draw, Drawn, Outcome
+from anabranch._record.draws.taken import EXHAUSTED, Draw, Drawn, NextOutcome
 from anabranch._record.draws.watcher import Watcher
 from anabranch._record.faults import run_users
 
@@ -27,7 +27,7 @@ Call = Callable[[list[Any]], Any]
 
 
 class _Now(threading.local):
-    taken: tuple[Outcome, ...] = ()  # by the call, for its runs
+    taken: tuple[NextOutcome, ...] = ()  # by the call, for its runs
     watcher: Watcher | None = None  # of its first run
     run: _Run | None = None
 
@@ -36,7 +36,7 @@ _NOW = _Now()
 
 
 @contextlib.contextmanager
-def having_taken(outcome: Outcome, *, is_first: bool) -> Iterator[None]:
+def having_taken(outcome: NextOutcome, *, is_first: bool) -> Iterator[None]:
     """A call whose runs are given this, behind what it has taken before."""
     before = _NOW.taken
     _NOW.taken = (outcome,) if is_first else (*before, outcome)
@@ -56,7 +56,7 @@ def watching(watcher: Watcher | None) -> Iterator[None]:
         _NOW.watcher = before
 
 
-def take(iterator: Any, draw: Draw) -> Outcome:
+def take(iterator: Any, draw: Draw) -> NextOutcome:
     """Takes one thing. A step around this one may have taken it already, and gives it."""
     has_default = draw.has_default
     try:
@@ -66,8 +66,8 @@ def take(iterator: Any, draw: Draw) -> Outcome:
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_frame.f_globals["__name__"] in _OURS:
             traceback = traceback.tb_next
-        return Outcome(iterator, has_default, error=error.with_traceback(traceback))
-    return Outcome(iterator, has_default, thing)
+        return NextOutcome(iterator, has_default, error=error.with_traceback(traceback))
+    return NextOutcome(iterator, has_default, thing)
 
 
 def run_served(call: Call, leaves: list[Any], made_of: Callable[[Any, Sequence[Any]], Any],
@@ -100,7 +100,7 @@ class _Run:
     """``left``: what the run is still to be given. ``around``: the run of a step that calls this
     one."""
 
-    def __init__(self, left: list[tuple[Outcome, Any]], watcher: Watcher | None,
+    def __init__(self, left: list[tuple[NextOutcome, Any]], watcher: Watcher | None,
                  around: _Run | None) -> None:
         self._left, self._watcher, self._around = left, watcher, around
 

@@ -85,7 +85,7 @@ class Drawn:
 
 
 @dataclasses.dataclass
-class Outcome:
+class NextOutcome:
     """What ``next()`` has done: given a thing, which may be EXHAUSTED, or raised an error."""
 
     iterator: Any
@@ -102,7 +102,7 @@ class Outcome:
         raise self.error or StopIteration
 
 
-def with_item(leaves: Sequence[Any], draw: Draw, outcome: Outcome,
+def with_item(leaves: Sequence[Any], draw: Draw, outcome: NextOutcome,
               flattened: Callable[[Any], tuple[Any, list[Any]]]) -> list[Any] | None:
     """The leaves of a call that has drawn this, too; None where it cannot be an argument."""
     if outcome.error is not None:

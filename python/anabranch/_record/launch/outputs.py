@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anabranch import _compat
 from anabranch._record.capture.pytree import Shape
-from anabranch._record.capture.step import Alias, Constant, Fresh, Held, Lazy, Wrapped
+from anabranch._record.capture.step import Alias, Constant, Fresh, Lazy, StepObject, Wrapped
 from anabranch._record.launch.output_buffers import OutputBuffers, part_of, view_at
 from anabranch._record.picker import picker
 
@@ -80,7 +80,7 @@ class LeafBuilder:
     def part(self, leaf: Any) -> Build:
         if isinstance(leaf, Constant):
             return lambda given, fresh: leaf.value
-        if isinstance(leaf, Held):
+        if isinstance(leaf, StepObject):
             from_end = self._objects[leaf.index]
             return lambda given, fresh: given[from_end]
         if isinstance(leaf, Alias):

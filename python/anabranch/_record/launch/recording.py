@@ -27,7 +27,15 @@ from anabranch._core.library import NativeError
 from anabranch._core.timed_recording import nodes_of
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.host_draws import Draws
-from anabranch._record.capture.step import Alias, Fresh, Held, Lazy, Step, Wrapped, plain_parts
+from anabranch._record.capture.step import (
+    Alias,
+    Fresh,
+    Lazy,
+    Step,
+    StepObject,
+    Wrapped,
+    plain_parts,
+)
 from anabranch._record.checks import Direct, Kind, answers, holding, item, packed
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.gradients import Gradients
@@ -84,7 +92,7 @@ class StepRecording:
         self.slot_count = sum(stretch.slot_count for stretch in self.stretches)
         first = discovered.first
         # Of the step's objects, those that it answers.
-        self.objects = sorted({part.index for part in first.result if isinstance(part, Held)})
+        self.objects = sorted({part.index for part in first.result if isinstance(part, StepObject)})
         build = LeafBuilder(self._buffers, self.objects)
         assert first.shape is not None
         self._result = OutputBuilder(first.result, first.shape, build)

@@ -16,7 +16,7 @@ from anabranch._core.capture import Number
 from anabranch._core.library import NativeError
 from anabranch._core.number_program import OPERATORS, Entries, NumberProgram, Outcome
 from anabranch._core.number_program import numbers_apart as _numbers_apart
-from anabranch._record.numbers.noted import Constant, Entry, Trace
+from anabranch._record.numbers.noted import ConstantOperand, Entry, NumberTrace
 from anabranch._record.refusals import Cause, NotRecordable, reason_for
 
 
@@ -38,7 +38,7 @@ class Formulas:
     """Of the words of a recording, by the traces of a capture and of one with other numbers.
     Raises Unexplained for the first word that may follow in an unknown way."""
 
-    def __init__(self, first: Trace, other: Trace, words: Sequence[Number]) -> None:
+    def __init__(self, first: NumberTrace, other: NumberTrace, words: Sequence[Number]) -> None:
         if len(first.entries) != len(other.entries):
             raise Unexplained("with another value the step computes something else")
         try:
@@ -63,7 +63,8 @@ class Formulas:
         raise OtherWay if outcome is Outcome.OTHER_WAY else OtherRounding
 
 
-def numbers_apart(trace: Trace, now: Sequence[float], before: Sequence[float]) -> tuple[float, ...]:
+def numbers_apart(trace: NumberTrace, now: Sequence[float],
+                  before: Sequence[float]) -> tuple[float, ...]:
     """Numbers for a third capture that tells which words follow them, and how. ``trace`` is of a
     capture with those of now; ``before``: what they were in an earlier call. Raises Unexplained."""
     try:
@@ -72,7 +73,7 @@ def numbers_apart(trace: Trace, now: Sequence[float], before: Sequence[float]) -
         raise Unexplained(reason_for(error).text) from None
 
 
-def _entries_of(trace: Trace) -> Entries:
+def _entries_of(trace: NumberTrace) -> Entries:
     made = (NumberEntry * len(trace.entries))()
     for i, entry in enumerate(trace.entries):
         made[i] = _entry_of(entry, i in trace.looked_at)
@@ -82,7 +83,7 @@ def _entries_of(trace: Trace) -> Entries:
 def _entry_of(entry: Entry, is_looked_at: bool) -> Any:
     made = NumberEntry(OPERATORS[entry.operator], is_looked_at, (-1, -1), (0, 0), entry.value)
     for i, operand in enumerate(entry.operands):
-        if not isinstance(operand, Constant):
+        if not isinstance(operand, ConstantOperand):
             made.entries[i] = operand
         elif type(entry.value) is bool and not _is_float(operand.value):
             raise Unexplained("the step compares it with an integer that is no float")

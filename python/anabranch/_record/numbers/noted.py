@@ -28,13 +28,13 @@ class Entry(NamedTuple):
     value: float | bool
 
 
-class Constant(NamedTuple):
+class ConstantOperand(NamedTuple):
     """An operand that is no entry of the trace."""
 
     value: float | int
 
 
-class Trace:
+class NumberTrace:
     """``entries`` begin with the numbers of the step, in their order. Once it is closed, numbers
     that somebody has kept are floats like any other."""
 
@@ -46,15 +46,15 @@ class Trace:
     def close(self) -> None:
         self.is_closed = True
 
-    def number(self, value: float) -> Noted:
+    def number(self, value: float) -> NotedFloat:
         """The next number of the step. To be called before the step runs."""
         return self._add(Entry("", (), value))
 
-    def _add(self, entry: Entry) -> Noted:
+    def _add(self, entry: Entry) -> NotedFloat:
         self.entries.append(entry)
-        return Noted(entry.value, self, len(self.entries) - 1)
+        return NotedFloat(entry.value, self, len(self.entries) - 1)
 
-    def add(self, made_by: str, operands: Sequence[Any], value: float) -> Noted:
+    def add(self, made_by: str, operands: Sequence[Any], value: float) -> NotedFloat:
         return self._add(Entry(made_by, self._found(operands), value))
 
     def decide(self, made_by: str, operands: Sequence[Any], value: bool) -> None:
@@ -62,21 +62,21 @@ class Trace:
         self.entries.append(Entry(made_by, self._found(operands), value))
 
     def _found(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(operand.index if isinstance(operand, Noted) and operand.trace is self
-                     else Constant(operand) for operand in operands)
+        return tuple(operand.index if isinstance(operand, NotedFloat) and operand.trace is self
+                     else ConstantOperand(operand) for operand in operands)
 
 
-class Noted(float):
+class NotedFloat(float):
     """Entry ``index`` of a trace. Copies and pickles are plain floats."""
 
     __slots__ = ("index", "trace")
 
-    def __new__(cls, value: float, trace: Trace, index: int) -> Noted:
+    def __new__(cls, value: float, trace: NumberTrace, index: int) -> NotedFloat:
         made = super().__new__(cls, value)
         made.trace, made.index = trace, index
         return made
 
-    trace: Trace
+    trace: NumberTrace
     index: int
 
     def __reduce__(self) -> Any:
@@ -97,7 +97,7 @@ def _lifted(name: str) -> Callable[..., Any]:
     is_swapped = name.startswith("__r")
     made_by = name.replace("__r", "__").strip("_")
 
-    def method(self: Noted, *others: Any) -> Any:
+    def method(self: NotedFloat, *others: Any) -> Any:
         value = plain(self, *others)
         if type(value) is not float or self.trace.is_closed:
             return value  # also NotImplemented, or complex
@@ -111,7 +111,7 @@ def _deciding(name: str) -> Callable[..., Any]:
     plain = getattr(float, name)
     made_by = name.strip("_")
 
-    def method(self: Noted, *others: Any) -> Any:
+    def method(self: NotedFloat, *others: Any) -> Any:
         value = plain(self, *others)
         if type(value) is bool and not self.trace.is_closed:
             self.trace.decide(made_by, (self, *others), value)
@@ -124,7 +124,7 @@ def _looking(name: str) -> Callable[..., Any]:
     """float's method of this name, which notes that somebody has looked."""
     plain = getattr(float, name)
 
-    def method(self: Noted, *others: Any) -> Any:
+    def method(self: NotedFloat, *others: Any) -> Any:
         if not self.trace.is_closed:
             self.trace.looked_at.add(self.index)
         return plain(self, *others)
@@ -133,13 +133,13 @@ def _looking(name: str) -> Callable[..., Any]:
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow"):
-    setattr(Noted, f"__{_name}__", _lifted(f"__{_name}__"))
-    setattr(Noted, f"__r{_name}__", _lifted(f"__r{_name}__"))
+    setattr(NotedFloat, f"__{_name}__", _lifted(f"__{_name}__"))
+    setattr(NotedFloat, f"__r{_name}__", _lifted(f"__r{_name}__"))
 for _name in ("__neg__", "__pos__", "__abs__"):
-    setattr(Noted, _name, _lifted(_name))
+    setattr(NotedFloat, _name, _lifted(_name))
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__"):
-    setattr(Noted, _name, _deciding(_name))
+    setattr(NotedFloat, _name, _deciding(_name))
 for _name in ("__int__", "__trunc__", "__round__", "__floor__", "__ceil__", "__floordiv__",
               "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__", "is_integer",
               "hex", "as_integer_ratio", "__str__", "__repr__", "__format__"):
-    setattr(Noted, _name, _looking(_name))
+    setattr(NotedFloat, _name, _looking(_name))

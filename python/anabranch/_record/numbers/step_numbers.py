@@ -15,7 +15,7 @@ from typing import Any
 
 from anabranch import _compat
 from anabranch._record.numbers.formulas import Unexplained, numbers_apart
-from anabranch._record.numbers.noted import Trace
+from anabranch._record.numbers.noted import NumberTrace
 
 _NEAR = 2.0 ** -6
 
@@ -31,7 +31,7 @@ class StepNumbers:
     before: tuple[float, ...]  # in an earlier call
     other: tuple[float, ...] = ()  # in the third capture
 
-    def apart(self, trace: Trace) -> StepNumbers:
+    def apart(self, trace: NumberTrace) -> StepNumbers:
         """With others for the third capture. ``trace`` is of a capture with those of now. Raises
         Unexplained."""
         return dataclasses.replace(
@@ -65,7 +65,7 @@ class StepNumbers:
                 raise Unexplained("the step changes it itself; change it outside")
 
     @contextlib.contextmanager
-    def noted(self, leaves: list[Any], trace: Trace, *, are_other: bool) -> Iterator[None]:
+    def noted(self, leaves: list[Any], trace: NumberTrace, *, are_other: bool) -> Iterator[None]:
         """Around a capture: floats that note what is computed from them stand in the numbers'
         places, and in ``leaves``, which are the capture's own. Raises Unexplained where the step
         has changed one, or gives one to compiled code that would have to be compiled anew."""

@@ -31,7 +31,7 @@ _INSTALLED = frozenset(("site-packages", "dist-packages"))
 _OF_GRADIENTS = ("forward", "backward", "setup_context", "jvp", "vmap")
 
 
-class Read(NamedTuple):
+class DottedRead(NamedTuple):
     """A value that code reads from a holder; the path is made of the names in the code."""
 
     holder: MutableMapping[str, Any]
@@ -79,7 +79,7 @@ class DottedNames:
     def __init__(self) -> None:
         self._of_class: dict[type, Inherited] = {}
 
-    def read_by(self, function: types.FunctionType) -> Iterator[Read]:
+    def read_by(self, function: types.FunctionType) -> Iterator[DottedRead]:
         """What a function of the user's reads by dotted names."""
         variables = Variables(function)
         for variable, *names in chains_in(function.__code__):
@@ -89,7 +89,7 @@ class DottedNames:
                 if holder is None or name not in holder:
                     break
                 value, path = holder[name], (*path, name)
-                yield Read(holder, name, value, path)
+                yield DottedRead(holder, name, value, path)
 
     def _holder_of(self, thing: Any) -> MutableMapping[str, Any] | None:
         """Of a module, a class or a function of the user's; None of anything else."""

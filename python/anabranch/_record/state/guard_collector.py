@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from anabranch import _compat
-from anabranch._record.state.dotted import DottedNames, Read, is_users, run_by
+from anabranch._record.state.dotted import DottedNames, DottedRead, is_users, run_by
 from anabranch._record.state.guards import (
     ITEMS,
     LENGTH,
@@ -122,7 +122,7 @@ class GuardCollector:
         # Places where an attribute that a class has, and code names, would be hidden.
         self.hiding: list[tuple[Path, Lookup]] = []
         self._dotted = DottedNames()
-        self._reads: dict[tuple[int, str], Read] = {}  # by the holder's id, and the name
+        self._reads: dict[tuple[int, str], DottedRead] = {}  # by the holder's id, and the name
         self._unread_code: list[types.FunctionType] = []  # whose dotted names are still to be read
         self.watched: dict[Path, Stand] = {}  # those on the way to guarded values
         self.callables: dict[int, tuple[Any, Path]] = {}  # functions and partials, by their ids

@@ -40,7 +40,7 @@ from anabranch._record.capture.capture import (
 from anabranch._record.capture.captured import Capture, Captured
 from anabranch._record.capture.compare import compare, describe, match, open_answers, trace_of
 from anabranch._record.capture.stand_ins import one_at_a_time
-from anabranch._record.capture.step import Alias, Constant, Held, Step
+from anabranch._record.capture.step import Alias, Constant, Step, StepObject
 from anabranch._record.launch.output_buffers import part_of, view_at
 from anabranch._record.memory.garbage import collect_of_late, no_collection
 from anabranch._record.memory.gpu import capture_allocator, empty_cache, no_limit
@@ -186,7 +186,7 @@ class KeptCapture:
         """What it stands for; of its own memory a copy."""
         if isinstance(part, Constant):
             return part.value
-        if isinstance(part, Held):
+        if isinstance(part, StepObject):
             return step.objects[part.index]
         if isinstance(part, Alias):
             owner = step.leaves[step.places[part.tensor]] if part.tensor < step.arguments \

@@ -25,7 +25,7 @@ from anabranch._record.memory.shortage import Short
 from anabranch._record.trial.earlier import Earlier
 from anabranch._record.trial.run import Run
 from anabranch._record.trial.trial import Trial
-from anabranch._record.trial.verify import Untrusted, Verdict, verify
+from anabranch._record.trial.verify import Trusted, Untrusted, verify
 
 log = logging.getLogger("anabranch.record")
 NOT_FASTER = "one of about its size was no faster side by side"
@@ -91,7 +91,7 @@ class Allowance:
         return Room(spare + granted, spare + (granted if is_asked or is_told else 0), is_asked)
 
 
-class Choice(NamedTuple):
+class ChosenOrder(NamedTuple):
     recorded: StepRecording
     gain: float = 0.0  # times as fast side by side; 0 where that was not measured
     why_in_order: str = ""  # and why it was not
@@ -138,9 +138,9 @@ def _is_cut(recorded: StepRecording) -> bool:
     return len(recorded.stretches) > 1
 
 
-def choose_overlap(trial: Trial, plain: Run, verdict: Verdict, ordered: StepRecording,
+def choose_overlap(trial: Trial, plain: Run, verdict: Trusted, ordered: StepRecording,
                    overlapped: StepRecording, agree: Callable[[bool], bool],
-                   room: Room, earlier: Earlier) -> Choice:
+                   room: Room, earlier: Earlier) -> ChosenOrder:
     """One of the two. ``verdict`` is that on the recording in captured order, with the run whose
     state is there; afterwards it is that of the answer's. Where ``earlier`` tells which is faster,
     they are not timed."""
@@ -150,29 +150,29 @@ def choose_overlap(trial: Trial, plain: Run, verdict: Verdict, ordered: StepReco
         is_faster = True  # which is not measured
     is_known = not agree(is_faster is None)
     if is_known and agree(not is_faster):
-        return Choice(ordered, 0.0, NOT_FASTER, standing.answer)
+        return ChosenOrder(ordered, 0.0, NOT_FASTER, standing.answer)
     why = _why_not_tried(trial, ordered, overlapped, room)
     if agree(bool(why)):
-        return Choice(ordered, 0.0, why or "another process keeps it", standing.answer)
+        return ChosenOrder(ordered, 0.0, why or "another process keeps it", standing.answer)
     standing.let_go()
     trial.rewind()
     if agree(not _has_memory(trial, ordered, overlapped)):
-        return Choice(ordered, 0.0, NO_MEMORY, trial.launch(ordered))
+        return ChosenOrder(ordered, 0.0, NO_MEMORY, trial.launch(ordered))
     try:
         verified = verify(trial, plain, overlapped, agree, ordered, verdict.seen).standing
     except Untrusted as error:
         log.warning("anabranch: kernels stay in their captured order: %s [E0329]", error)
         trial.rewind()
-        return Choice(ordered, 0.0, str(error), trial.launch(ordered))
+        return ChosenOrder(ordered, 0.0, str(error), trial.launch(ordered))
     if is_known:
-        return Choice(overlapped, 0.0, "", verified.answer)
+        return ChosenOrder(overlapped, 0.0, "", verified.answer)
     verified.let_go()
     (one, other), answer = _seconds(trial, (ordered, overlapped), agree,
                                     are_apart=_grown(ordered, overlapped) > 0)
     least = min(_LEAST_ASKED_GAIN, _LEAST_GAIN) if room.is_asked else _LEAST_GAIN
     is_kept = not agree(one / other < least)
     earlier.note(ordered.counts, is_kept)
-    return Choice(overlapped if is_kept else ordered, one / other, "", answer)
+    return ChosenOrder(overlapped if is_kept else ordered, one / other, "", answer)
 
 
 def _takes_long(trial: Trial, overlapped: StepRecording) -> bool:

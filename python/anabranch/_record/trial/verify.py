@@ -50,7 +50,7 @@ class Seen(NamedTuple):
     spread: Mapping[str, float]
 
 
-class Verdict(NamedTuple):
+class Trusted(NamedTuple):
     """That a recording may be trusted. ``standing`` is the last run, a right one, whose state is
     there. ``seen``: what the verdict is by, where runs differ."""
 
@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
 
 
 def verify(trial: Trial, plain: Run, recorded: StepRecording, agree: Callable[[bool], bool],
-           ordered: StepRecording | None = None, seen: Seen | None = None) -> Verdict:
+           ordered: StepRecording | None = None, seen: Seen | None = None) -> Trusted:
     """Whether all launches were right bit for bit. ``plain`` is a run from the same state, which
     the trial has rewound since; ``ordered`` the recording in captured order, which has been
     verified, where ``recorded`` is another, and ``seen`` what that verdict was by."""
@@ -69,28 +69,28 @@ def verify(trial: Trial, plain: Run, recorded: StepRecording, agree: Callable[[b
         verdict.standing.let_go()
         trial.rewind()
         other = _verify(trial, plain, recorded, agree, ordered, verdict.seen)
-        verdict = Verdict(verdict.is_bitwise and other.is_bitwise, other.standing, other.seen)
+        verdict = Trusted(verdict.is_bitwise and other.is_bitwise, other.standing, other.seen)
         recorded.exchange()
     return verdict
 
 
 def _verify(trial: Trial, plain: Run, recorded: StepRecording, agree: Callable[[bool], bool],
-            ordered: StepRecording | None, seen: Seen | None) -> Verdict:
+            ordered: StepRecording | None, seen: Seen | None) -> Trusted:
     launched = _in_all(agree, lambda: trial.launched(recorded))
     names = trial.differing(plain, launched) - recorded.undefined
     if not agree(bool(names)):
-        return Verdict(True, launched, seen)
+        return Trusted(True, launched, seen)
     rounds = _Rounds(trial, recorded, ordered, names)
     if seen is not None:
         _in_all(agree, functools.partial(rounds.compare_with, seen, launched))
         if not agree(bool(rounds.beyond)):
-            return Verdict(False, launched, seen)
+            return Trusted(False, launched, seen)
     _in_all(agree, lambda: rounds.keep(launched))
     launched.let_go()
     for number in range(1, _ROUNDS + _MORE_ROUNDS + 1):
         standing = _in_all(agree, rounds.run)
         if not agree(bool(rounds.beyond)):
-            return Verdict(False, standing, seen or rounds.seen)
+            return Trusted(False, standing, seen or rounds.seen)
         standing.let_go()
         if number >= _ROUNDS and agree(ordered is None and not rounds.may_vary):
             break
