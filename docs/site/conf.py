@@ -22,13 +22,14 @@ myst_enable_extensions = ["colon_fence"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 
-OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\(\.\./([^)]+)\)")
+OUTSIDE = r"(?<!!)\[([^\]]+)\]\({}([^)]+)\)"
 
 
 def without_links_to_the_tree(app, name, source):
     """What a page links to beside the pages is in the source tree and not on the site."""
-    source[0] = OUTSIDE.sub(lambda link: f"`{link[2]}`" if link[1].strip("`") == link[2]
-                            else f"{link[1]} (`{link[2]}`)", source[0])
+    outside = OUTSIDE.format(re.escape("../" * (name.count("/") + 1)))
+    source[0] = re.sub(outside, lambda link: f"`{link[2]}`" if link[1].strip("`") == link[2]
+                       else f"{link[1]} (`{link[2]}`)", source[0])
 
 
 def setup(app):
