@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import numbers
 import os
 import re
 import sys
@@ -36,7 +37,7 @@ _UNKNOWN, _WRONG_TYPE, _OUT_OF_RANGE = 701, 702, 703
 _WORDS = {"1": True, "true": True, "on": True, "yes": True,
           "0": False, "false": False, "off": False, "no": False}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
-_CODE = re.compile(r"[Ee]?0*([0-9]{3})")
+_CODE = re.compile(r"[Ee]?0*([0-9]{1,9})")
 _SHARE = re.compile(r"[0-9]{0,100}\.[0-9]{1,100}")
 _TYPES = {"bool": bool, "int": int, "float": float, "str": str, "None": type(None),
           "frozenset[int]": frozenset}
@@ -49,11 +50,12 @@ class UnknownOption(ConfigError, AttributeError):
 
 
 def _option(default: Any, doc: str, least: int = 0, most: int = 0,
-            words: tuple[str, ...] = ()) -> Any:
+            words: tuple[str, ...] = (), few: int = 0) -> Any:
     """Of numbers both bounds are possible values; the core takes all between them uncut. A text is
-    one of ``words``, where there are any, and a float a share of something, from 0.0 to 1.0."""
-    return dataclasses.field(
-        default=default, metadata={"doc": doc, "bounds": (least, most), "words": words})
+    one of ``words``, where there are any, and a float a share of something, from 0.0 to 1.0. Fewer
+    bytes than ``few`` but none were meant as a share."""
+    return dataclasses.field(default=default, metadata={
+        "doc": doc, "bounds": (least, most), "words": words, "few": few})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Options:
         None, "How much of what a forward saves for its backward may stay on the GPU: a share of "
         "it (0.6), bytes (an int), or 'fit', which takes off as little as makes the step fit what "
         "is free. The rest is computed again, or goes to the host's memory and comes back. None: "
-        "all stays.", 0, _MOST_BYTES, ("fit",))
+        "all stays.", 0, _MOST_BYTES, ("fit",), 4096)
     bucket_bytes: int = _option(
         64 << 20, "Bytes up to which gathers inside anabranch.overlap are put into one call on a "
         "GPU. 0: each is a call of its own.", 0, _MOST_BYTES)
@@ -191,11 +193,14 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     if kinds == ["frozenset[int]"] and isinstance(value, Collection):
         return _codes(name, value, origin)
     # By exact type: True is an int to Python, but not to someone who reads `spin_us = True`.
+    value = _plain(value)
     if type(value) not in [_TYPES[kind] for kind in kinds]:
         raise _wrong_type(name, origin, value)
     least, most = field.metadata["bounds"]
     if type(value) is int and value < least:
         raise _out_of_range(name, origin, value, f"the least possible is {least}")
+    if type(value) is int and 0 < value < field.metadata["few"]:
+        raise _out_of_range(name, origin, value, "which are bytes; all of it is 1.0")
     if type(value) is int and value > most:
         raise _out_of_range(name, origin, value, f"the most possible is {_number(most)}")
     if type(value) is float and not 0.0 <= value <= 1.0:
@@ -208,6 +213,13 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     return value
 
 
+def _plain(value: Any) -> Any:
+    """Python's own number where it is one of another library, such as numpy's float64."""
+    if isinstance(value, (bool, int)) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
 def _codes(name: str, value: Collection[Any], origin: str) -> frozenset[int]:
     """Of numbers, or of texts such as "E0312"; of one text with commas between."""
     parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
@@ -218,8 +230,9 @@ def _codes(name: str, value: Collection[Any], origin: str) -> frozenset[int]:
             raise _wrong_type(name, origin, value)
         if (code := int(said[1])) not in ALLOWABLE:
             near = sorted(sorted(ALLOWABLE, key=lambda one: abs(one - code))[:3])
+            told = part if isinstance(part, str) else code_text(code)
             raise ConfigError(
-                _OUT_OF_RANGE, f"config: {origin} names {code_text(code)}, which is no code that "
+                _OUT_OF_RANGE, f"config: {origin} names {told}, which is no code that "
                 "can be allowed.", f"Nearest: {', '.join(map(code_text, near))}.")
         found.add(code)
     return frozenset(found)
@@ -275,6 +288,8 @@ class _Patch:
         self._before.append(_module._assign(self._changes))
 
     def __exit__(self, *exception: object) -> None:
+        if not self._before:
+            raise RuntimeError("config.patch: it is left without having been entered")
         _module._assign(self._before.pop(), drop=self._changes)
 
     def __call__(self, function: _Function) -> _Function:

@@ -333,6 +333,9 @@ def exit_status(rows: list[Finding]) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Answers the exit status: 1 where a self-test failed, 2 for a wrong command line."""
     given = sys.argv[1:] if arguments is None else arguments
+    if {"--help", "-h"} & {*given}:
+        print(__doc__.strip())
+        return 0
     if unknown := set(given) - {"--json", "--test"}:
         print(f"not known: {' '.join(sorted(unknown))}\n"
               "usage: python -m anabranch.doctor [--json] [--test]", file=sys.stderr)

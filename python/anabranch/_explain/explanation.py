@@ -34,11 +34,6 @@ class Explanation:
     def __init__(self, collector: Collector, name: str = "explain") -> None:
         self._graphs = list(collector.ran)
         self._callables = collector.callables
-        self._timelines = [
-            trace.chrome_json(graph.last.plan)
-            for graph, trace in collector.traces.items()
-            if graph.last is not None and len(trace)
-        ]
         streamed = [graph.streamed for graph in self._graphs]
         self._plans = [graph.last.plan for graph in streamed if graph and graph.last]
         last = {graph: last_launch(trace.events) for graph, trace in collector.traces.items()}
@@ -46,6 +41,15 @@ class Explanation:
         self._traceparent = child_of(config.traceparent)
         self._contents = contents_of(name, self._graphs, launches, self._callables, collector.lost)
         self._contents["traceparent"] = self._traceparent
+        names = {graph: told["name"] for graph, told
+                 in zip(streamed, self._contents["graphs"], strict=True) if graph}
+        # Name, when it began by the clock of all, and the events since then.
+        self._timelines = [
+            (names.get(graph, "graph"), min(event.begin_ns for event in trace.events),
+             trace.chrome_json(graph.last.plan))
+            for graph, trace in collector.traces.items()
+            if graph.last is not None and len(trace)
+        ]
         self._text = self._describe(list(collector.lost))
 
     @property
@@ -124,15 +128,20 @@ class Explanation:
 
     def save_timeline(self, path: str | os.PathLike[str]) -> Path:
         """Writes what happened as Chrome trace JSON, which ui.perfetto.dev opens: a process a
-        graph, a track a stream; a process a recording that was timed, a track a lane. It names
-        operators and source lines of the model. One without events is written with a warning
-        [E0614]. Answers the path, and raises as save_plan() does."""
+        graph, a track a stream, all by one clock; a process a recording that was timed, a track a
+        lane. It names operators and source lines of the model. One without events is written with
+        a warning [E0614]. Answers the path, and raises as save_plan() does."""
         path = check_path("save_timeline", path)
         merged: list[Any] = []
-        for process, timeline in enumerate(self._timelines, start=1):
+        first = min((begin for _, begin, _ in self._timelines), default=0)
+        for process, (name, begin, timeline) in enumerate(self._timelines, start=1):
             part = json.loads(timeline)
             for event in part["traceEvents"]:
                 event["pid"] = process
+                if "ts" in event:
+                    event["ts"] = round(event["ts"] + (begin - first) / 1e3, 3)
+                if event["name"] == "process_name":
+                    event["args"]["name"] = name
                 if "id" in event:
                     event["id"] = f"{process}.{event['id']}"
             merged += part["traceEvents"]

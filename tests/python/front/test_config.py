@@ -57,7 +57,7 @@ def test_a_forced_variable_beats_all(monkeypatch):
     ("delay_seed", "none", None), ("library_path", "/tmp/x", "/tmp/x"),
     ("progress", "false", False),
     ("progress", "None", None), ("strict", "", False), ("activation_memory", "0.6", 0.6),
-    ("activation_memory", "1000", 1000), ("activation_memory", "fit", "fit"),
+    ("activation_memory", "10000", 10000), ("activation_memory", "fit", "fit"),
     ("activation_memory", "none", None)])
 def test_variables_are_read_as_their_options_type(monkeypatch, name, text, value):
     monkeypatch.setenv(f"ANABRANCH_{name.upper()}", text)
@@ -212,6 +212,8 @@ def test_a_code_that_cannot_be_allowed_is_refused_with_the_nearest(monkeypatch):
         with pytest.raises(ConfigError, match=r"(?s)allow.* names E0399, .*Nearest: E0341") as one:
             act()
         assert one.value.code == 703
+    with pytest.raises(ConfigError, match="allow.* names E9999, which is no code"):
+        config.allow = ["E9999"]
     monkeypatch.setenv("ANABRANCH_ALLOW", "E0312,E0701")
     with pytest.raises(ConfigError, match=r"ANABRANCH_ALLOW names E0701"):
         config.resolve()
@@ -222,6 +224,26 @@ def test_what_is_no_collection_of_codes_is_refused(value):
     with pytest.raises(ConfigError, match=r"allow.* wants frozenset\[int\]") as caught:
         config.allow = value
     assert caught.value.code == 702
+
+
+def test_numbers_of_other_libraries_are_taken_as_pythons_own():
+    numpy = pytest.importorskip("numpy")
+    found = config.resolve({"activation_memory": numpy.float64(0.5), "spin_us": numpy.int64(7)})
+    assert found.activation_memory == 0.5 and type(found.activation_memory) is float
+    assert found.spin_us == 7 and type(found.spin_us) is int
+    with pytest.raises(ConfigError, match="wants bool"):
+        config.resolve({"strict": numpy.int64(1)})
+
+
+def test_a_share_of_memory_that_is_given_as_bytes_is_refused():
+    with pytest.raises(ConfigError, match=r"is 1, which are bytes; all of it is 1\.0"):
+        config.resolve({"activation_memory": 1})
+    assert config.resolve({"activation_memory": 0}).activation_memory == 0
+
+
+def test_a_patch_that_was_not_entered_cannot_be_left():
+    with pytest.raises(RuntimeError, match="without having been entered"):
+        config.patch(strict=True).__exit__(None, None, None)
 
 
 def test_a_path_object_is_taken_as_its_text(tmp_path):

@@ -54,6 +54,17 @@ def first(compiled):
     return anabranch.explain(lambda: compiled(x).sum().backward())
 
 
+def test_graphs_of_one_call_stand_in_the_timeline_where_they_ran(first, tmp_path):
+    events = json.loads(first.save_timeline(tmp_path / "t.json").read_text())["traceEvents"]
+    names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert list(names.values()) == ["graph 0: forward", "graph 1: backward"]
+    forward, backward = ([one for one in events if one["pid"] == pid and "ts" in one]
+                         for pid in names)
+    assert min(one["ts"] for one in forward) == 0
+    assert max(one["ts"] + one.get("dur", 0) for one in forward) \
+        <= min(one["ts"] for one in backward)
+
+
 def test_a_model_that_was_never_compiled_is_told_of_in_json(first):
     told = first.to_dict()
     assert json.loads(json.dumps(told)) == told and told["version"] == VERSION
