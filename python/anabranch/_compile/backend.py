@@ -44,7 +44,6 @@ from anabranch._fx.partitioner import SavingPartitioner, tangents_in
 from anabranch._fx.source import inherit_lines, lines_of
 from anabranch._offload.activation_memory import ActivationMemory
 from anabranch._offload.copies import moves_saved
-from anabranch._offload.planned import Planned
 from anabranch._offload.recorded import (
     MovingBackward,
     MovingForward,
@@ -213,7 +212,9 @@ def _compile_ours(
         unrecorded = _record(chosen, facts, compiled, saved, moving)
     planned = memory.planned if memory and facts.kind == "forward" else None
     if planned is not None and planned.reason:
-        _miss_budget(chosen, planned)
+        _miss_budget(chosen, planned.reason)
+    elif streamed and facts.kind == "forward" and chosen.activation_memory is not None:
+        _miss_budget(chosen, "a graph of several streams keeps all that it saves")
     report.add(facts, compiled, reason, unrecorded, phases, kept, planned)
     key = _compat.key_of_graph(compiled)
     if is_kept and planned is None and not moves_saved(gm.graph) and key is not None:
@@ -382,9 +383,9 @@ def _tell_mistake(chosen: config.Options, error: Exception) -> None:
                "a graph is compiled by Inductor alone")
 
 
-def _miss_budget(chosen: config.Options, planned: Planned) -> None:
+def _miss_budget(chosen: config.Options, why: str) -> None:
     is_allowed = _BUDGET_MISSED in chosen.allow
-    what = f"a forward saves more than activation_memory allows: {planned.reason}"
+    what = f"a forward saves more than activation_memory allows: {why}"
     if chosen.strict and not is_allowed:
         raise errors.CompileError(
             _BUDGET_MISSED, f"compile: {what}, and strict=True forbids to miss it.",

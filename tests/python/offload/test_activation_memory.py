@@ -429,3 +429,28 @@ def test_a_policy_for_the_cpu_moves_what_it_names():
     assert moved == {"addmm", "getitem"}, list(planned.lines())
     plain = made()
     assert_same(observe(call, model, (batch(),)), observe(plain, plain, (batch(),)), Tolerance())
+
+
+def test_a_graph_of_several_streams_keeps_all_and_says_so(caplog):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            with anabranch.stream("left"):
+                a = self.left(x).tanh()
+            with anabranch.stream("right"):
+                b = self.right(x).tanh()
+            return a + b
+
+    def run(**options):
+        call = torch.compile(Branches(), backend="anabranch",
+                             options={"activation_memory": 0.1, **options})
+        call(torch.ones(4, 8)).sum().backward()
+
+    run()
+    assert "several streams keeps all that it saves [E0616]" in caplog.text
+    with pytest.raises(Exception, match="strict=True forbids to miss it"):
+        run(strict=True)
+    run(strict=True, allow={616})
