@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The C ABI of Anabranch: what python/anabranch/_core loads, by an abi.py that scripts/make_abi.py makes of this.
+ * The C ABI of Anabranch: what python/anabranch/_core loads, by the abi.py that
+ * scripts/make_abi.py makes of this.
  *
  * Ownership: a handle belongs to the caller and is given back with its own *_free (NULL is fine).
  *            Texts and arrays that are answered belong to the library: texts live until the next

@@ -135,6 +135,12 @@ class Options:
         None, "Path of the native library. None: the one installed with the package.")
 
 
+    @property
+    def may_have_lanes(self) -> bool:
+        """Whether kernels may run side by side: only where that is verified."""
+        return self.max_parallel_kernels > 1 and self.verify
+
+
 # What options were called before, for who knows them by that.
 RENAMED = {"ahead_bytes": "prefetch_bytes", "gather_bytes": "bucket_bytes", "delays": "delay_seed",
            "max_lanes": "max_threads", "overlap": "max_parallel_kernels",

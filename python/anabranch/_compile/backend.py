@@ -50,10 +50,10 @@ from anabranch._offload.recorded import (
     SavingBlocks,
     recorded_inputs,
 )
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.saved_blocks import SavedBlocks
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause, Reason
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.warn import note
 from anabranch.streams import ANNOTATION, OFFLOAD, OVERLAP
 

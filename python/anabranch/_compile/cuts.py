@@ -22,9 +22,9 @@ from anabranch import _compat, config
 from anabranch._compile.asked import asking
 from anabranch._fx.schema import tensors_in
 from anabranch._fx.source import source_of
-from anabranch._record.kind import CallableKind
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause, Reason
+from anabranch._record.signatures.callable_kind import CallableKind
 
 _TORCHS = ("aten", "prim", "prims", "_c10d_functional", "inductor", "rngprims")
 _BRANCHES = ("cond", "while_loop", "switch")

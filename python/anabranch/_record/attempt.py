@@ -36,7 +36,6 @@ from anabranch._record.capture.untracked import (
 )
 from anabranch._record.effects.side_effects import SideEffects
 from anabranch._record.effects.stepped_by_hand import SteppedByHand
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.known import CAPTURES_DIFFER
 from anabranch._record.launch.recording import StepRecording
@@ -54,11 +53,7 @@ from anabranch._record.memory.gpu import (
     taken,
 )
 from anabranch._record.memory.shortage import OF_LAUNCH, is_out_of_memory, phase, short_of
-from anabranch._record.observe.observing import (
-    check_draws,
-    check_inputs,
-    collection_read_at,
-)
+from anabranch._record.observe.observing import check_draws, check_inputs, collection_read_at
 from anabranch._record.reducers import untimed
 from anabranch._record.refusals import (
     Again,
@@ -68,10 +63,10 @@ from anabranch._record.refusals import (
     NotRecordable,
     OtherGraph,
     reason_for,
-    reason_of_fault,
 )
 from anabranch._record.rendezvous import Rendezvous
 from anabranch._record.report import Laps, RecordingCost
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.paths import Path
 from anabranch._record.state.state import NO_STATE
@@ -86,8 +81,8 @@ from anabranch._record.trial.overlap import (
     choose_overlap,
     make_to_fit,
 )
-from anabranch._record.trial.retries import captured_differently
-from anabranch._record.trial.run import Run
+from anabranch._record.trial.retries import captured_differently, faults_told
+from anabranch._record.trial.run import Run, check_run
 from anabranch._record.trial.trial import Trial
 from anabranch._record.trial.verify import Untrusted, verify
 
@@ -105,8 +100,7 @@ class Attempt:
                  kind: CallableKind, *, earlier: Earlier, recorded: StepRecording | None = None,
                  look_farther: Callable[[Collection[Path]], None]) -> None:
         self._name, self._spec, self._step, self._chosen = name, spec, step, chosen
-        self._kind, self._has_lanes = kind, may_have_lanes(chosen)
-        self._look_farther = look_farther
+        self._kind, self._look_farther = kind, look_farther
         self._recorded, self._earlier = recorded, earlier
         self._kept = spec.kept if recorded is None else None  # whose launches are its plain runs
         self._discovered: DiscoveredStep | None = None  # of one capture, where that is enough
@@ -137,7 +131,7 @@ class Attempt:
         held = [] if not kind.is_backward else [
             tensor for tensor in step.tensors[:step.arguments] if not tensor.requires_grad]
         self.allowance = Allowance(
-            chosen.parallel_bytes, slack_bytes(step.device) if self._has_lanes else 0,
+            chosen.parallel_bytes, slack_bytes(step.device) if chosen.may_have_lanes else 0,
             self.free_before, size_of(held), earlier)
 
     @property
@@ -177,7 +171,7 @@ class Attempt:
                     self._begin_trial(meter)
                 if self._trial is not None and self._kept is None:
                     self._run_plainly(meter, self._trial)
-                with _faults_told(self._step.device):
+                with faults_told(self._step.device):
                     return self._make_and_launch(meter)
         finally:
             meter.close()
@@ -190,7 +184,7 @@ class Attempt:
         if self._kept is None:
             yield
             return
-        with _faults_told(self._step.device):
+        with faults_told(self._step.device):
             check_fits(self._kept.capture, self._step)
             self._step = self._kept.capture.captured_alike(self._step)
             self._effects.adopt(self._kept.mutations)
@@ -216,7 +210,7 @@ class Attempt:
         """Makes what can put the state back."""
         step = self._step
         try:
-            with _faults_told(step.device), phase("copies of what the step writes", step.device):
+            with faults_told(step.device), phase("copies of what the step writes", step.device):
                 self._trial = Trial(step, self._spec.state, self._spec.foreseen,
                                     self._spec.is_short_of_memory, self._is_plenty,
                                     self._kept.capture if self._kept is not None else None)
@@ -252,7 +246,7 @@ class Attempt:
             self.allowance.plain_bytes = taken_bytes
         self._laps.end("plain run")
         try:
-            with _faults_told(step.device):
+            with faults_told(step.device):
                 self._plain = trial.look(answer, drawn)
                 self.allowance.let_go_bytes = trial.let_go_bytes
                 if self._kept is not None:  # it is none of Python's answers
@@ -260,15 +254,15 @@ class Attempt:
         except NotRecordable as error:
             self._answered = (self.leave(answer),)
             self._meet()
-            self._agree.make(_raising(error))
-        with _faults_told(step.device):
+            self._agree.refuse(error)
+        with faults_told(step.device):
             self._check_plainly()
 
     def _run_unrecorded(self, why: NotRecordable) -> NoReturn:
         """Runs the call all the same, and tells the other processes."""
         self._answered = (self._call(list(self._step.leaves)),)
         self._meet()
-        self._agree.make(_raising(why))
+        self._agree.refuse(why)
         raise why
 
     def _meet(self) -> None:
@@ -489,7 +483,7 @@ class Attempt:
 
     def _why_in_order(self, step: Step, is_known: bool) -> str:
         """Why kernels stay in captured order, unless a recording side by side is tried."""
-        if not self._has_lanes:
+        if not self._chosen.may_have_lanes:
             return ""
         if not step.is_noted:
             return "with notes of what its kernels use it breaks or is wrong"
@@ -602,33 +596,3 @@ class Attempt:
     def close(self) -> None:
         if self._trial is not None:
             self._trial.close()
-
-
-def may_have_lanes(chosen: config.Options) -> bool:
-    """Whether kernels may run side by side: only where that is verified."""
-    return chosen.max_parallel_kernels > 1 and chosen.verify
-
-
-def _raising(why: NotRecordable) -> Callable[[], NoReturn]:
-    def fail() -> NoReturn:
-        raise why
-
-    return fail
-
-
-@contextlib.contextmanager
-def _faults_told(device: int) -> Iterator[None]:
-    """An error in here becomes a reason not to record: the step itself has run without one."""
-    try:
-        with phase("recording it", device):
-            yield
-    except (NotRecordable, Untrusted, NativeError):
-        raise
-    except Exception as error:
-        raise NotRecordable(reason_of_fault(error)) from error
-
-
-def check_run(plain: Run, effects: SideEffects, step: Step) -> None:
-    """Refuses what a recording cannot repeat."""
-    effects.check()
-    plain.check(step)

@@ -14,9 +14,9 @@ from torch import Tensor
 from anabranch import _compat
 from anabranch._record.checks import MISSED, Kind, call, item
 from anabranch._record.faults import BEGUN
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces
 from anabranch._record.signatures.call_plans import plan_of_graph
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import Specialization
 
 

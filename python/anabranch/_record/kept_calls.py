@@ -18,10 +18,10 @@ from anabranch import _compat, config
 from anabranch._record.capture.capture import close_abandoned
 from anabranch._record.capture.preallocate import noted_sizes
 from anabranch._record.capture.step import Step
-from anabranch._record.kind import CallableKind
 from anabranch._record.memory.gpu import is_plentiful
 from anabranch._record.observe.observing import check_draws, check_inputs, collection_read_at
 from anabranch._record.refusals import NotRecordable, Reason
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.tensors import size_of
 from anabranch._record.trial.kept_call import KeptCall, run_kept

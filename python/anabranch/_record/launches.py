@@ -21,12 +21,12 @@ from anabranch import _compat, errors
 from anabranch._core.library import NativeError
 from anabranch._record.capture.host_draws import DrawnOtherwise
 from anabranch._record.faults import BEGUN
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.saved_blocks import InBlocks, opened
 from anabranch._record.memory.gpu import empty_cache, free_bytes
 from anabranch._record.memory.shortage import OF_LAUNCH, Short, Shortage
 from anabranch._record.refusals import Reason
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.tensors import any_overlap
 

@@ -36,7 +36,6 @@ from anabranch._record.draws.taken import (
 )
 from anabranch._record.draws.watcher import Watcher
 from anabranch._record.faults import BEGUN, behind_answer, may_run_plainly, run_users
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.observe.observer import Observer
 from anabranch._record.observe.observing import observing, run_observed
@@ -46,6 +45,7 @@ from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause, Reason
 from anabranch._record.report import RecordingReport
 from anabranch._record.signatures.call_plans import Call, CallPlans
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.following import Following
 from anabranch._record.signatures.lists import Listed, with_lists
 from anabranch._record.signatures.signature import (

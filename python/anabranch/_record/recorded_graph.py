@@ -12,12 +12,12 @@ from torch import Tensor
 
 from anabranch import _compat, config
 from anabranch._record.faults import BEGUN, may_run_plainly, run_users
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import handed_over, opened
 from anabranch._record.recorder import Recorder
 from anabranch._record.refusals import Cause
 from anabranch._record.report import RecordingReport
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.signature import describe
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.trial.plain_steps import PLAIN_STEPS

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anabranch import _compat, config
 from anabranch._core.library import NativeError
-from anabranch._record.attempt import Attempt, may_have_lanes
+from anabranch._record.attempt import Attempt
 from anabranch._record.capture.stand_ins import Swaps, wait_for_captures
 from anabranch._record.capture.step import Step
 from anabranch._record.capture.untracked import UntrackedTensors
@@ -25,7 +25,6 @@ from anabranch._record.checks import MISSED
 from anabranch._record.faults import BEGUN, behind_answer
 from anabranch._record.graph_plans import GraphPlans
 from anabranch._record.kept_calls import KeptCalls
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.in_turn import BAD_BINDING
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import (
@@ -56,6 +55,7 @@ from anabranch._record.refusals import (
     without_frames,
 )
 from anabranch._record.signatures.call_plans import Call, CallPlans
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.following import Following
 from anabranch._record.signatures.signature import ChangingValues
 from anabranch._record.signatures.specialization import BoundState, Specialization
@@ -107,7 +107,6 @@ class Recorder:
         self._earlier = Earlier()
         self._alone: contextlib.AbstractContextManager[Any] = (
             PLAIN_STEPS if kind.takes_gradients else contextlib.nullcontext())
-        self._has_lanes = may_have_lanes(chosen)
         # Decided once, when the first call begins: calls must stay on one stream, since gradients
         # that one call allocates are freed by the next.
         self._has_plenty: bool | None = None
@@ -294,7 +293,7 @@ class Recorder:
 
     def _compiled_for_lanes(self) -> contextlib.AbstractContextManager[None]:
         """Around a plain call in which torch may compile something."""
-        return _compat.own_buffers() if self._has_lanes and self._kind.takes_gradients \
+        return _compat.own_buffers() if self._chosen.may_have_lanes and self._kind.takes_gradients \
             else contextlib.nullcontext()
 
     def _refuse(self, spec: Specialization, why: Reason) -> None:
@@ -487,7 +486,7 @@ class Recorder:
             spec.follows = self._following.places_in(leaves, state)
             numbers = self._following.of_step(leaves, state, spec.follows)
         step = spec.step(self._call, leaves, device, capture_stream(device), numbers=numbers,
-                         is_noted=self._has_lanes, kind=self._kind)
+                         is_noted=self._chosen.may_have_lanes, kind=self._kind)
         if spec.kept_cast is not None and spec.kept_cast is _compat.kept_cast() and (
                 step.optimizers or any(map(spec.foreseen.is_newer, step.parameters))):
             raise NotRecordable(

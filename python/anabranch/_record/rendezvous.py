@@ -17,7 +17,7 @@ import collections
 import datetime
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -95,6 +95,14 @@ class Rendezvous:
             self.on(True)
             raise NotRecordable("another process could not record it", Cause.PROCESSES_APART)
         return made
+
+    def refuse(self, why: NotRecordable) -> NoReturn:
+        """Raises it, and has the other processes raise, too."""
+        def fail() -> NoReturn:
+            raise why
+
+        self.make(fail)
+        raise why
 
 
 class _Meeting:

@@ -16,9 +16,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from anabranch import config, errors
 from anabranch._compile import backend
 from anabranch._compile import cuts as cuts_module
-from anabranch._record.kind import CallableKind
 from anabranch._record.recorded_graph import RecordedGraph
 from anabranch._record.refusals import Cause
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.trial.plain_steps import PLAIN_STEPS
 
 pytestmark = pytest.mark.oldest

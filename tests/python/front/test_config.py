@@ -6,6 +6,7 @@ import re
 import threading
 from pathlib import Path
 
+import numpy
 import pytest
 
 from anabranch import config
@@ -227,7 +228,6 @@ def test_what_is_no_collection_of_codes_is_refused(value):
 
 
 def test_numbers_of_other_libraries_are_taken_as_pythons_own():
-    numpy = pytest.importorskip("numpy")
     found = config.resolve({"activation_memory": numpy.float64(0.5), "spin_us": numpy.int64(7)})
     assert found.activation_memory == 0.5 and type(found.activation_memory) is float
     assert found.spin_us == 7 and type(found.spin_us) is int

@@ -10,8 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import anabranch
 from anabranch import _compat, config
-from anabranch._record.kind import CallableKind
 from anabranch._record.recorder import Recorder
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.state.state import State
 
 pytestmark = pytest.mark.oldest

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from compare import Tolerance, assert_same, observe
 from torch import nn
 from torch._inductor.utils import run_and_get_code
-from zoo import normal
+from zoo import Mlp, normal
 
 import anabranch
 from anabranch import _compat, errors
@@ -432,20 +432,8 @@ def test_a_policy_for_the_cpu_moves_what_it_names():
 
 
 def test_a_graph_of_several_streams_keeps_all_and_says_so(caplog):
-    class Branches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x):
-            with anabranch.stream("left"):
-                a = self.left(x).tanh()
-            with anabranch.stream("right"):
-                b = self.right(x).tanh()
-            return a + b
-
     def run(**options):
-        call = torch.compile(Branches(), backend="anabranch",
+        call = torch.compile(Mlp(streams=True), backend="anabranch",
                              options={"activation_memory": 0.1, **options})
         call(torch.ones(4, 8)).sum().backward()
 

@@ -18,8 +18,8 @@ import anabranch
 from anabranch import config
 from anabranch._offload import copies, host_memory, optimizer_chunks, optimizer_state
 from anabranch._record.capture.access_notes import AccessNotes
-from anabranch._record.kind import CallableKind
 from anabranch._record.recorder import Recorder
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.state import state as state_module
 from anabranch.errors import RecordWarning, WrongArgument
 

@@ -32,13 +32,13 @@ from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Fresh
 from anabranch._record.checks import MISSED, call
 from anabranch._record.faults import BEGUN
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch import discovered
 from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InBlocks, SavedBlocks
 from anabranch._record.memory.shortage import Short, Shortage
 from anabranch._record.signatures.call_plans import Call, CallPlans, _Maker
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE, signature_of
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state import state as state_module

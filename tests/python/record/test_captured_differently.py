@@ -14,7 +14,7 @@ from anabranch._core.library import NativeError
 from anabranch._record import attempt as attempt_module
 from anabranch._record import refusals
 from anabranch._record.capture.step import Step
-from anabranch._record.kind import CallableKind
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import State
 from anabranch._record.tensors import units_apart, units_of

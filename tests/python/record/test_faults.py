@@ -16,8 +16,8 @@ from torch import nn
 import anabranch
 from anabranch import errors
 from anabranch._record import recorded_graph
-from anabranch._record.kind import CallableKind
 from anabranch._record.recorded_graph import RecordedGraph
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE
 from anabranch._record.state.cache import StateCache
 

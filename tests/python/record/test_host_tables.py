@@ -21,10 +21,10 @@ from anabranch._record.attempt import Attempt
 from anabranch._record.capture import host_constants, host_tables
 from anabranch._record.capture.host_constants import HostConstants
 from anabranch._record.capture.host_tables import HostTables
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.refusals import NotRecordable
 from anabranch._record.signatures import specialization
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.signature import ARGUMENTS_ALONE
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import NO_STATE

@@ -18,9 +18,9 @@ from anabranch._record.attempt import Attempt
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Alias, Constant, Fresh, Lazy, Step, StepObject, Wrapped
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch import known
 from anabranch._record.launch.known import CAPTURES_DIFFER, KnownSteps
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import State
 from anabranch._record.trial.earlier import Earlier, Order

@@ -15,8 +15,8 @@ from anabranch import config, errors
 from anabranch._record import attempt
 from anabranch._record import recorder as recorder_module
 from anabranch._record.capture.capture import memory_stays
-from anabranch._record.kind import CallableKind
 from anabranch._record.refusals import NotRecordable
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.state.state import State
 from anabranch._record.tensors import MemoryOf
 

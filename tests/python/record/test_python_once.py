@@ -16,7 +16,7 @@ from torch import nn
 import anabranch
 from anabranch._compat.cuda import Event
 from anabranch._record.tensors import Unit
-from anabranch._record.trial.kept_capture import overlapping, peak_of
+from anabranch._record.trial.kept_capture import joined, overlapping, peak_of, within
 
 CALLS = 7
 
@@ -224,6 +224,18 @@ def test_memory_shares_bytes_with_some_of_others_or_with_none(address, size, sha
     others = [Unit(200, 60, []), Unit(100, 50, [])]
     unit = Unit(address, size, [])
     assert overlapping([unit], others) == ([unit] if shares else [])
+
+
+def test_memory_lies_within_one_of_others_or_not():
+    others = [Unit(200, 60, []), Unit(100, 50, [])]
+    inside = [Unit(100, 50, []), Unit(110, 5, []), Unit(259, 1, [])]
+    outside = [Unit(90, 20, []), Unit(140, 20, []), Unit(170, 5, []), Unit(100, 160, []), Unit(0, 1, [])]
+    assert within([*inside, *outside], others) == [True] * 3 + [False] * 5
+
+
+def test_units_that_overlap_are_asked_for_as_one():
+    units = [Unit(200, 60, []), Unit(100, 50, []), Unit(210, 10, []), Unit(255, 20, []), Unit(275, 5, [])]
+    assert joined(units) == [(100, 150, [1]), (200, 275, [0, 2, 3]), (275, 280, [4])]
 
 
 def test_what_was_allocated_at_once_is_the_most_that_lived_together():

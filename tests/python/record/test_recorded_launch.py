@@ -35,11 +35,11 @@ from anabranch._record.capture import compare
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.stand_ins import StandIns, one_at_a_time, wait_for_captures
 from anabranch._record.capture.step import Alias, Constant, Fresh, Lazy, StepObject
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch import stretch as stretch_module
 from anabranch._record.launch import timing
 from anabranch._record.launch.saved_blocks import InBlocks, InputPlaces, opened
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import BoundState, Specialization
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State

@@ -14,9 +14,9 @@ from anabranch import config, errors
 from anabranch._core.library import NativeError
 from anabranch._record import attempt, refusals
 from anabranch._record import recorder as recorder_module
-from anabranch._record.kind import CallableKind
 from anabranch._record.refusals import Apart
 from anabranch._record.rendezvous import Rendezvous
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.trial.run import Run
 

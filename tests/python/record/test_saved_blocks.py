@@ -15,7 +15,6 @@ from torch._dynamo.backends.common import aot_autograd
 
 from anabranch import _compat
 from anabranch._record import launches, recorder
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.output_buffers import part_of
 from anabranch._record.launch.saved_blocks import (
     BlockLayout,
@@ -26,6 +25,7 @@ from anabranch._record.launch.saved_blocks import (
 )
 from anabranch._record.memory import shortage
 from anabranch._record.memory.shortage import Short
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import NO_STATE
 from anabranch.config import Options

@@ -20,12 +20,12 @@ from anabranch._core.capture import Block, Slot
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Fresh, Step, Wrapped
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch import discovered, output_buffers
 from anabranch._record.launch.discovered import DiscoveredStep
 from anabranch._record.launch.output_buffers import OutputBuffers
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.recorder import Recorder
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import Specialization
 from anabranch._record.state.state import NO_STATE
 from anabranch._record.tensors import units_of, whole_bytes

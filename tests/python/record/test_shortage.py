@@ -16,9 +16,9 @@ from stand_in_recording import GIB, SAID, StandIn
 from anabranch import config, errors
 from anabranch._record import attempt
 from anabranch._record import recorder as recorder_module
-from anabranch._record.kind import CallableKind
 from anabranch._record.memory import shortage
 from anabranch._record.memory.shortage import Short, is_out_of_memory, wanted_of
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.state.state import State
 from anabranch._record.trial import copies
 

@@ -13,7 +13,7 @@ from torch import nn
 from anabranch import config
 from anabranch._core.abi import CaptureCounts
 from anabranch._record import recorder as recorder_module
-from anabranch._record.kind import CallableKind
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.signature import (
     ARGUMENTS_ALONE,
     describe,

@@ -25,7 +25,6 @@ from anabranch._record import recorder as recorder_module
 from anabranch._record.capture.captured import Captured
 from anabranch._record.capture.pytree import flatten
 from anabranch._record.capture.step import Alias, Fresh, Step
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch import discovered, output_buffers, timing
 from anabranch._record.launch import recording as recording_module
 from anabranch._record.launch import swapped_out as swapped_out_module
@@ -35,6 +34,7 @@ from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import BlockLayout, BlockPlace, InBlocks, InputPlaces
 from anabranch._record.launch.stretch import passed_between
 from anabranch._record.launch.timing import Sample, Timing, joined
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.signatures.specialization import BoundState
 from anabranch._record.state import state as state_module
 from anabranch._record.state.state import State

@@ -23,7 +23,6 @@ from anabranch._record.capture.step import Step
 from anabranch._record.draws.taken import Draw
 from anabranch._record.effects.mutations import Mutation
 from anabranch._record.effects.side_effects import BoundMutations, bind_mutations
-from anabranch._record.kind import CallableKind
 from anabranch._record.launch.host_arguments import HostArguments
 from anabranch._record.launch.recording import StepRecording
 from anabranch._record.launch.saved_blocks import InputPlaces
@@ -31,6 +30,7 @@ from anabranch._record.memory.shortage import Shortage
 from anabranch._record.numbers.step_numbers import StepNumbers
 from anabranch._record.refusals import Cause, NotRecordable, Reason
 from anabranch._record.report import RecordingReport
+from anabranch._record.signatures.callable_kind import CallableKind
 from anabranch._record.state.namespaces import Lookup
 from anabranch._record.state.number_places import NO_NUMBERS
 from anabranch._record.state.paths import Path, Place

@@ -20,7 +20,8 @@ from torch import nn
 from anabranch._record.state.number_places import NO_NUMBERS, NumberPlaces
 from anabranch._record.state.paths import AllPaths, Ignored, Path
 from anabranch._record.state.read_set import NOTHING_READ, ReadSet
-from anabranch._record.state.state import SearchRules, State
+from anabranch._record.state.search_rules import SearchRules
+from anabranch._record.state.state import State
 
 _UNUSED_CALLS = 256  # after which models that are no longer given are let go of
 _Ids = tuple[int, ...]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,13 +41,13 @@ from anabranch._record.state.paths import (
     ARGUMENT,
     Everywhere,
     Found,
-    Ignored,
     Path,
     Place,
     bare,
 )
 from anabranch._record.state.place_checks import PlaceChecks, Registers
 from anabranch._record.state.read_set import NOTHING_READ, ReadSet
+from anabranch._record.state.search_rules import NO_RULES, SearchRules
 from anabranch._record.state.walk import Walk
 from anabranch._record.tensors import (
     inner_tensors,
@@ -61,19 +61,6 @@ from anabranch._record.tensors import (
 _COUNTER_BYTES = 1 << 16
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-
-
-class SearchRules(NamedTuple):
-    """What searches of one callable go by, as far as earlier calls have shown it."""
-
-    farther: frozenset[Path] = frozenset()  # paths that the walk follows besides its own, see Walk
-    ignored: Ignored = frozenset()  # paths of values that the step changes: no guards
-    followed: NumberPlaces = NO_NUMBERS  # numbers that recordings follow: no guards either
-    often_new: frozenset[Path] = frozenset()  # where new lists are put, which are looked into
-    seen: ReadSet = NOTHING_READ  # what code was seen to read besides
-
-
-NO_RULES = SearchRules()
 
 
 class State:

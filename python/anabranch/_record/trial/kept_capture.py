@@ -78,15 +78,15 @@ class KeptCapture:
         self.peak_bytes = peak_of(told.events_in(captured.pool_id))
         self._live = [bytes_at(address, size, step.device) for address, size, pool in told.alive
                       if pool == captured.pool_id]
-        live = units_at(self._live)
-        segments = [Unit(address, size, [])
-                    for address, size in told.segments.get(captured.pool_id, {}).items()]
-        self._idle = {unit.address: unit.size_bytes for unit in segments
-                      if not overlapping([unit], live)}
+        segments = told.segments.get(captured.pool_id, {})
+        held = overlapping([Unit(address, size, []) for address, size in segments.items()],
+                           units_at(self._live))
+        self._idle = {address: segments[address]
+                      for address in segments.keys() - {unit.address for unit in held}}
         assert captured.snapshot is not None
-        by_address = sorted(range(len(self._units)), key=lambda i: self._units[i].address)
-        named = [by_address[place] for place, _ in captured.snapshot.mentions(
-            [(self._units[i].address, self._units[i].size_bytes) for i in by_address])]
+        together = joined(self._units)
+        named = [i for group, _ in captured.snapshot.mentions(
+            [(begin, end - begin) for begin, end, _ in together]) for i in together[group][2]]
         units = [self._units[i] for i in named]
         self._given = dict(zip(named, bytes_of(step.tensors, units), strict=True))
 
@@ -139,9 +139,9 @@ class KeptCapture:
         which are as before afterwards, all but what the step is given of them. ``has_launched()``
         is called behind each, before what it answers has memory."""
         torch.cuda.synchronize(self._device)
-        live = units_at(self._live)
-        memory = [*(each for each, unit in zip(self._live, live, strict=True)
-                    if not lies_within(unit, step.units)),
+        inside = within(units_at(self._live), step.units)
+        memory = [*(each for each, is_inside in zip(self._live, inside, strict=True)
+                    if not is_inside),
                   *(mine for mine, _ in self._moved(step))]
         with phase("copies of what a call has answered", self._device):
             before = [each.clone() for each in memory]
@@ -337,11 +337,27 @@ def units_at(memory: Sequence[Tensor]) -> list[Unit]:
     return [Unit(each.data_ptr(), each.numel(), []) for each in memory]
 
 
-def lies_within(unit: Unit, others: Iterable[Unit]) -> bool:
-    """Whether one of others has all of it."""
-    return any(other.address <= unit.address
-               and unit.address + unit.size_bytes <= other.address + other.size_bytes
-               for other in others)
+def joined(units: Sequence[Unit]) -> list[tuple[int, int, list[int]]]:
+    """What overlaps, as one piece: (begin, end, numbers of units), by address. An argument that is
+    also state is two units."""
+    pieces: list[tuple[int, int, list[int]]] = []
+    for i in sorted(range(len(units)), key=lambda i: units[i].address):
+        begin, end = units[i].address, units[i].address + units[i].size_bytes
+        if pieces and begin < pieces[-1][1]:
+            first, last, numbers = pieces.pop()
+            pieces.append((first, max(last, end), [*numbers, i]))
+        else:
+            pieces.append((begin, end, [i]))
+    return pieces
+
+
+def within(units: Sequence[Unit], others: Sequence[Unit]) -> list[bool]:
+    """Of each whether one of others has all of it; of others that overlap one may be missed."""
+    by_address = sorted(others, key=lambda unit: unit.address)
+    begins = [unit.address for unit in by_address]
+    ends = [0, *(unit.address + unit.size_bytes for unit in by_address)]
+    return [unit.address + unit.size_bytes <= ends[bisect.bisect_right(begins, unit.address)]
+            for unit in units]
 
 
 def peak_of(events: Iterable[_compat.Event]) -> int:

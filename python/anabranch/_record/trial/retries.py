@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a step is captured once more, in a simpler way, after an error.
+"""What comes of an error while a step is recorded: it is captured once more, in a simpler way, or
+there is a reason not to record it.
 
 Threads: pure. Failure: the error itself, where nothing is left to try.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from anabranch._core.library import NativeError
 from anabranch._record.capture.step import Step
+from anabranch._record.memory.shortage import phase
 from anabranch._record.numbers.formulas import Unexplained
 from anabranch._record.refusals import (
     Aliased,
@@ -18,7 +21,9 @@ from anabranch._record.refusals import (
     BrokeWhileNoted,
     CopiedFromTheCpu,
     CountsFound,
+    NotRecordable,
     OtherGraph,
+    reason_of_fault,
 )
 from anabranch._record.trial.verify import Untrusted
 
@@ -53,3 +58,15 @@ def captured_differently(step: Step, why: Exception, tried: set[type[Exception]]
         raise why
     tried.add(type(why))
     return changed
+
+
+@contextlib.contextmanager
+def faults_told(device: int) -> Iterator[None]:
+    """An error in here becomes a reason not to record: the step itself has run without one."""
+    try:
+        with phase("recording it", device):
+            yield
+    except (NotRecordable, Untrusted, NativeError):
+        raise
+    except Exception as error:
+        raise NotRecordable(reason_of_fault(error)) from error

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anabranch._record.capture.step import Step
+from anabranch._record.effects.side_effects import SideEffects
 from anabranch._record.refusals import ANSWER_MISSED, RANDOM_ON_CPU, Cause, Moved, NotRecordable
 from anabranch._record.tensors import MemoryOf
 
@@ -58,3 +59,9 @@ class Run:
     def let_go(self) -> None:
         """Of all but the checksums."""
         self.answer, self.after, self.tensors = None, None, {}
+
+
+def check_run(plain: Run, effects: SideEffects, step: Step) -> None:
+    """Refuses what a recording cannot repeat."""
+    effects.check()
+    plain.check(step)
